@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from ..errors import UsageError
-from .arguments import NO_ADAPTER
+from .arguments import NO_ADAPTER, check_adapter, check_count, check_number, check_text
 from .model import LocalModel
 from .replies import Reply, id_of
 
@@ -92,6 +92,8 @@ class MicroAdapter:
             raise UsageError(f"a MicroAdapter belongs to a LocalModel; got {type(model).__name__}.")
         if name == NO_ADAPTER:
             raise UsageError('the adapter "none" is no adapter; choose another name.')
+        if name is not None:
+            check_adapter(name)
         self._model, self._batch = model, RatingBatch()
         self.name: str = name or model._call(lambda runtime: runtime.learning.require_learner().history.name)
 
@@ -109,6 +111,7 @@ class MicroAdapter:
         Raises UsageError for a rating other than "up", "down" or 1 to 5, NotFound for an unknown reply.
         """
         reply_id = id_of(reply)
+        check_text(note, "a note")
         return self._with(lambda learner: self._batch.accumulate(learner, reply_id, str(rating), note))
 
     def apply(self) -> "BatchResult":
@@ -122,6 +125,8 @@ class MicroAdapter:
         version: a version of this adapter. strength: the factor of the penalty, 0 or more; the larger, the
         nearer the weights stay to those of that version.
         """
+        check_count(version, "the version")
+        check_number(strength, "the strength of the penalty")
         return self._with(lambda learner: self._batch.apply_with_ewc(learner, version, strength))
 
     def reset(self) -> None:

@@ -12,7 +12,7 @@ of this module; the calls run one after another. The methods raise the errors of
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
@@ -23,7 +23,7 @@ from ..errors import NotFound, UsageError
 from ..models.config.model import Message
 from ..sampling import NO_SAMPLING, ReplyOptions
 from ..settings import SPECS, Settings, load
-from .arguments import NO_ADAPTER, check_text, kind_of
+from .arguments import NO_ADAPTER, check_adapter, check_count, check_options, check_text, kind_of
 from .replies import Reply, ReplyStream, id_of, writer_of
 from .types import Preference, Rating
 
@@ -102,8 +102,11 @@ class LocalModel:
         or the adapter in use for an id. A second rating of a reply replaces the first. Raises NotFound for an
         unknown reply or without an adapter, UsageError for another rating.
         """
-        reply_id, learns, note = id_of(reply), adapter or writer_of(reply), note or ""
+        reply_id, learns = id_of(reply), writer_of(reply) if adapter is None else adapter
+        note = "" if note is None else note
         check_text(note, "a note")
+        if learns is not None:
+            check_adapter(learns)
         return Rating.of(self._call(lambda runtime: runtime.rate(reply_id, str(rating), note, learns)))
 
     def prefer(self, better: Reply | str, worse: Reply | str) -> Preference:
@@ -139,7 +142,7 @@ class LocalModel:
         """Use the named adapter, or no adapter if the name is None or "none". If no adapter has this name, a
         new untrained adapter begins."""
         if name is not None:
-            check_text(name, "the name of an adapter")
+            check_adapter(name)
         self._call(lambda runtime: runtime.learning.use(None if name == NO_ADAPTER else name))
 
     def embed(self, texts: str | Sequence[str]) -> list[list[float]]:
@@ -147,7 +150,7 @@ class LocalModel:
 
         Raises UsageError for an empty text and for a text of more than 8,192 tokens (or the context).
         """
-        wanted = [texts] if isinstance(texts, str) else list(texts)
+        wanted = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, str) else [texts]
         for text in wanted:
             check_text(text, "a text to embed")
         return self._call(lambda runtime: [vector.tolist() for vector in runtime.embed(wanted)])
@@ -176,18 +179,11 @@ class LocalModel:
 
     def _stream(self, begin: Begin, options: ReplyOptions) -> ReplyStream:
         """Stream the reply of begin(runtime, asked). asked: fields of a GenerationRequest."""
+        check_options(options)
         sampling: dict[str, Any] = {name: value for name, value in options.items() if name not in NO_SAMPLING}
-        if unknown := set(options) - ReplyOptions.__optional_keys__:
-            known = ", ".join(ReplyOptions.__annotations__)
-            raise UsageError(f"no option {min(unknown)!r}; there are: {known}.")
-        limit = options.get("max_tokens", self.settings.max_tokens)
-        if limit < 1:
-            raise UsageError(f"max_tokens is {limit}; it must be 1 or more.")
-        asked: dict[str, Any] = {"max_new_tokens": limit}
+        asked: dict[str, Any] = {"max_new_tokens": options.get("max_tokens", self.settings.max_tokens)}
         if "adapter" in options:
-            name = options["adapter"] or NO_ADAPTER
-            check_text(name, "the name of an adapter")
-            asked["adapter_id"] = "" if name == NO_ADAPTER else name
+            asked["adapter_id"] = "" if options["adapter"] in (None, NO_ADAPTER) else options["adapter"]
         return ReplyStream(
             self,
             lambda runtime, cancel: begin(
@@ -227,6 +223,7 @@ class Chat:
     def stream(self, text: str, *, edit: int | None = None, **options: Unpack[ReplyOptions]) -> ReplyStream:
         """Send a message as `say` does, but return the reply's text piece by piece."""
         check_text(text, "a message")
+        _check_message_id(edit)
         return self._model._stream(
             lambda runtime, asked: runtime.chats.say(self.id, text, instead_of=edit, **asked),
             options,
@@ -238,6 +235,7 @@ class Chat:
         return self._again(message, options).reply
 
     def _again(self, message: int | None, options: ReplyOptions) -> ReplyStream:
+        _check_message_id(message)
         return self._model._stream(
             lambda runtime, asked: runtime.chats.again(self.id, message=message, **asked), options
         )
@@ -250,6 +248,7 @@ class Chat:
         return self._continue(message, options).reply
 
     def _continue(self, message: int | None, options: ReplyOptions) -> ReplyStream:
+        _check_message_id(message)
         return self._model._stream(
             lambda runtime, asked: runtime.chats.continue_reply(self.id, message=message, **asked), options
         )
@@ -290,6 +289,11 @@ def _open_runtime(settings: Settings) -> "Runtime":
     from ..runtime import Runtime
 
     return Runtime.open(settings)
+
+
+def _check_message_id(message: Any) -> None:
+    if message is not None:
+        check_count(message, "the id of a message")
 
 
 def _message(given: Mapping[str, str]) -> Message:

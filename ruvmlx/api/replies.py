@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from ..engine.types import Chunk, GenerationResponse
 from ..errors import UsageError
 from ..models.text.thinking import split
-from .arguments import kind_of
+from .arguments import check_text, kind_of
 from .types import Rating
 
 if TYPE_CHECKING:
@@ -142,6 +142,7 @@ def id_of(reply: Reply | str) -> str:
         raise UsageError(
             f"a reply is a Reply or its id; got {kind_of(found)}. A Turn has the id as `turn.reply_id`."
         )
+    check_text(found, "the id of a reply")
     return found
 
 

@@ -69,7 +69,7 @@ class SettingSpec:
             if isinstance(value, bool) or (self.kind is int and isinstance(value, float)):
                 raise ValueError
             parsed = self.kind(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             kind = "" if self.word or self.is_size else KINDS[self.kind]
             raise ValueError(", ".join(filter(None, (kind, self.allowed_values)))) from None
         if not self.allows(parsed):
@@ -93,7 +93,7 @@ class SettingSpec:
         if self.least is None:
             return True
         if (
-            not math.isfinite(value)
+            not -math.inf < value < math.inf  # also for an integer that no float holds
             or (self.over and value == self.least)
             or (self.under and value == self.most)
         ):
