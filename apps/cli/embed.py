@@ -10,7 +10,7 @@ import click
 from ruvmlx.errors import UsageError
 from ruvmlx.text import one_line
 
-from .options import open_runtime, resolve, setting_options
+from .options import open_runtime, require_new_file, resolve, setting_options
 from .output import json_option, print_json
 from .text_output import count, say
 from .verb import Verb
@@ -82,12 +82,11 @@ def _lines() -> Iterator[str]:
 
 
 def _check_new(out: Path) -> None:
-    """Raise UsageError if the name `out` does not end in .npy, or if the file exists. The verb calls this
-    function before it opens the model."""
+    """Raise UsageError if the name `out` does not end in .npy, if the file exists, or if its folder does not
+    exist. The verb calls this function before it opens the model."""
     if out.suffix != ".npy":
         raise UsageError(f"--out {one_line(str(out))} must end in .npy; without it, vectors are JSON lines.")
-    if out.exists():
-        raise UsageError(f"{one_line(str(out))} exists already; give another name.")
+    require_new_file("--out", out)
 
 
 def _save(out: Path, vectors: "Sequence[np.ndarray]") -> dict[str, Any]:

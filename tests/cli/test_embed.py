@@ -54,6 +54,12 @@ def test_lines_of_standard_input_become_a_npy_file(tiny_cli, stdin, tmp_path):
     assert code == 2 and "exists already" in err
 
 
+def test_a_missing_folder_is_told_before_the_work(run, tmp_path):
+    out = str(tmp_path / "nosuch" / "vectors.npy")
+    code, _, err = run("embed", "hi", "--out", out, "--model", "no/such/model/here")
+    assert code == 2 and "there is no folder" in err
+
+
 def test_vectors_are_printed_before_standard_input_ends(tiny_cli, monkeypatch, capsys):
     """A pipe that writes slowly gets each vector as soon as it is there."""
     seen = []
