@@ -19,6 +19,11 @@ from .output import log, show, show_whole
 
 LABEL = "ruvmlx.serve"
 SECRET = "RUVMLX_API_KEY"
+# variables beside RUVMLX_* that say where the data and the models are
+PLACES = (
+    "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "OLLAMA_MODELS", "LMSTUDIO_MODELS",
+    "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -53,13 +58,18 @@ def _flag(option: click.Option, value: object) -> list[str]:
 
 def service(words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Service:
     """Return the service file for this operating system. words: the command line of the service. environment:
-    environment variables; the service gets those that begin with RUVMLX_, except the API key. folder: the
+    environment variables; the service gets those that change `ruvmlx serve`, except the API key. folder: the
     working folder of the service."""
-    kept = {name: value for name, value in sorted(environment.items()) if name.startswith("RUVMLX_")}
-    kept.pop(SECRET, None)
+    kept = _kept(environment)
     if sys.platform == "darwin":
         return _launchd(words, kept, folder)
     return _systemd(words, kept, folder)
+
+
+def _kept(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that the service gets, in the order of their names."""
+    ours = {name for name in environment if name in PLACES or name.startswith("RUVMLX_")} - {SECRET}
+    return {name: environment[name] for name in sorted(ours)}
 
 
 def _launchd(words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Service:
@@ -124,7 +134,7 @@ def install(context: click.Context) -> None:
         )
     words = command_of(context)
     if _has_line_end(words):
-        raise UsageError("--install: a flag or a RUVMLX_ variable has a line end in it; remove it.")
+        raise UsageError("--install: a flag or a variable of the service has a line end in it; remove it.")
     found = service(words, os.environ, Path.cwd())
     show(f"{found.path} will have this:")
     click.echo(found.text)
@@ -151,8 +161,7 @@ def _agrees(question: str) -> bool:
 
 
 def _has_line_end(words: Sequence[str]) -> bool:
-    ours = [value for name, value in os.environ.items() if name.startswith("RUVMLX_")]
-    return any("\n" in text for text in (*words, *ours))
+    return any("\n" in text for text in (*words, *_kept(os.environ).values()))
 
 
 def _write(found: Service) -> None:

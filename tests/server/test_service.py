@@ -45,12 +45,16 @@ def test_a_unit_of_systemd(run, linux, monkeypatch):
     """The flags of the command line and RUVMLX_ variables are in it, a key from the environment is not."""
     monkeypatch.setenv("RUVMLX_TEMPERATURE", "0.5")
     monkeypatch.setenv("RUVMLX_API_KEY", "k" * 20)
+    monkeypatch.setenv("HF_HOME", "/models")
+    monkeypatch.setenv("XDG_DATA_HOME", "/data")
+    monkeypatch.setenv("HF_TOKEN", "k" * 20)
     said = run("--install", "--port", "9000", "--allow-host", "a b", "--allow-host", "c", "--temp", "0.25")
     text = unit().read_text()
     command = next(line for line in text.splitlines() if line.startswith("ExecStart="))
     assert command.endswith('serve" "--port" "9000" "--allow-host" "a b" "--allow-host" "c" "--temp" "0.25"')
     assert f'ExecStart="{sys.executable}" "-m" "ruvmlx"' in command
     assert 'Environment="RUVMLX_TEMPERATURE=0.5"' in text and f"WorkingDirectory={Path.cwd()}" in text
+    assert 'Environment="HF_HOME=/models"' in text and 'Environment="XDG_DATA_HOME=/data"' in text
     assert "kkkk" not in text + said and "StandardOutput=null" in text
     assert text in said and "systemctl --user enable --now" in said
     assert unit().stat().st_mode & 0o777 == 0o600 and len(list(unit().parent.iterdir())) == 1
