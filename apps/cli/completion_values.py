@@ -57,9 +57,9 @@ def complete_fetched(_: click.Context, __: click.Parameter, incomplete: str) -> 
 
 def cached_names() -> list[str]:
     """Return the name owner/name of each repository in the Hugging Face cache, from the names of the cache's
-    folders."""
-    default = os.environ.get("HF_HOME") or Path("~/.cache/huggingface").expanduser()
-    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(default) / "hub")
+    folders. The cache is that of `hub_cache` (ruvmlx/models/find/hub.py), whose module is large."""
+    base = os.environ.get("HF_HOME") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    cache = Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or f"{base}/hub"))
     with contextlib.suppress(OSError):
         return sorted(p.name[8:].replace("--", "/", 1) for p in cache.glob("models--*--*"))
     return []

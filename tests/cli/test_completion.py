@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 from ruvmlx.apps.cli import completion
+from ruvmlx.apps.cli.completion_values import cached_names
+
+from ruvmlx.models.find.hub import hub_cache
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -21,6 +24,16 @@ def own_home(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path
+
+
+@pytest.mark.parametrize("name", ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HOME"])
+def test_the_completed_models_are_those_of_the_cache_in_use(name, tmp_path, monkeypatch):
+    for other in ("HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(name, "~/moved" if name != "HOME" else str(tmp_path))
+    (hub_cache() / "models--me--small").mkdir(parents=True)
+    assert cached_names() == ["me/small"]
 
 
 @pytest.mark.parametrize("shell", SHELLS)
