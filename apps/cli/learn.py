@@ -11,6 +11,7 @@ import click
 
 from ruvmlx import settings as config
 from ruvmlx.errors import UsageError
+from ruvmlx.settings import Settings
 
 from ..learning_words import (
     HOW_TO_RATE,
@@ -42,14 +43,14 @@ learn.add_command(check)
 learn.add_command(router_arms)
 
 
-def _history(flags: dict[str, Any], reading: bool = False):
+def _history(flags: dict[str, Any], reading: bool = False, settings: Settings | None = None):
     """Return the AdapterHistory (versions and ratings) of the adapter that the flags choose, without loading
     the model's weights. reading: True if the command changes nothing, so that a read-only folder is no
-    error."""
+    error. settings: the settings that the flags choose, if the caller has resolved them."""
     from ruvmlx.sona.adapter_history import AdapterHistory
     from ruvmlx.store import Store
 
-    settings = resolve(flags)
+    settings = settings or resolve(flags)
     name = settings.adapter_name
     if name is None:
         raise UsageError(
@@ -63,13 +64,12 @@ def _history(flags: dict[str, Any], reading: bool = False):
     return AdapterHistory(store, model.fingerprint, name, model.is_own)
 
 
-def _optimizer(flags: dict[str, Any], history: Any) -> dict[str, Any]:
+def _optimizer(settings: Settings, history: Any) -> dict[str, Any]:
     """Return the facts about the optimizer: speed, quality, conditions and actions."""
     from ruvmlx.backends.select import describe
     from ruvmlx.optimizer.status import optimizer_facts
     from ruvmlx.store import Store
 
-    settings = resolve(flags)
     backend = describe(settings.backend).name
     store = Store(config.store_file(), reading=True)
     return optimizer_facts(store, history, backend, settings.optimizer, settings.slow_loop)
@@ -108,17 +108,15 @@ def status(details: bool, as_json: bool, **flags: Any) -> None:
     """Show ratings, version, and how far the model is from the original one."""
     from ruvmlx.sona.adapter_history import other_adapters, signal_groups
 
-    history = _history(flags, reading=True)
-    facts = status_facts(history.status()) | {
-        "targets": resolve(flags).learn_targets,
-        "taste": _taste(history),
-    }
+    settings = resolve(flags)
+    history = _history(flags, reading=True, settings=settings)
+    facts = status_facts(history.status()) | {"targets": settings.learn_targets, "taste": _taste(history)}
     facts |= {"adapter": history.name, "others": other_adapters(history)}
     facts["signals"] = [asdict(group) for group in signal_groups(history)]
-    if resolve(flags).router:
-        facts["router"] = router_of(flags, reading=True).status().facts
+    if settings.router:
+        facts["router"] = router_of(settings, reading=True).status().facts
     if details or as_json:
-        facts["optimizer"] = _optimizer(flags, history)
+        facts["optimizer"] = _optimizer(settings, history)
     _show_facts(facts, as_json)
     if details and not as_json:
         table_of_facts([*detail_rows(facts), *optimizer_rows(facts["optimizer"])])

@@ -10,7 +10,7 @@ from ruvmlx import settings as config
 from ruvmlx.errors import UsageError
 
 from .interrupt import ctrl_c_sets
-from .options import load_model, model_options, resolve
+from .options import load_model, model_options, resolve, with_one_model
 from .output import json_option, print_json
 from .text_output import TableColumn, count, hint, say, table
 from .verb import Verb
@@ -38,14 +38,16 @@ def router_arms(train: bool, as_json: bool, **flags: Any) -> None:
 
     Switch it on with --router on, or `ruvmlx config set router on`. With --model auto: also the models.
     """
-    selector, router = _selector(flags, not train), router_of(flags, not train)
+    asked = resolve(flags, selects=True)
+    settings = with_one_model(asked)
+    selector, router = _selector(asked, not train), router_of(settings, not train)
     report, cancel = dict[str, Any](), threading.Event()
     if train:
         with ctrl_c_sets(cancel):
             report = router.train(cancel)
             if selector is not None:
                 selector.train(cancel)
-    facts: dict[str, Any] = {"router": config.setting_text(resolve(flags).router), **router.status().facts}
+    facts: dict[str, Any] = {"router": config.setting_text(settings.router), **router.status().facts}
     if report:
         facts["training"] = report
     if selector is not None:
@@ -71,14 +73,13 @@ def _show(facts: dict[str, Any]) -> None:
     )
 
 
-def router_of(flags: dict[str, Any], reading: bool) -> "Router":
-    """Return the router of the adapter that the flags choose. The function does not load weights. reading:
+def router_of(settings: "Settings", reading: bool) -> "Router":
+    """Return the router of the adapter that the settings choose. The function does not load weights. reading:
     True if the caller changes nothing, so that a read-only folder is no error."""
     from ruvmlx.sona.adapter_history import AdapterHistory
     from ruvmlx.sona.optional.router import Router
     from ruvmlx.store import Store
 
-    settings = resolve(flags)
     name = settings.adapter_name
     if name is None:
         raise UsageError("--adapter none leaves the router nothing to choose; name an adapter.")
@@ -86,10 +87,9 @@ def router_of(flags: dict[str, Any], reading: bool) -> "Router":
     return Router(store, AdapterHistory(store, fingerprint, name), fingerprint, settings.examples > 0)
 
 
-def _selector(flags: dict[str, Any], reading: bool) -> "ModelSelector | None":
+def _selector(settings: "Settings", reading: bool) -> "ModelSelector | None":
     """Return the selector of the models of `auto`, without loading weights. Return None if the model is not
     `auto`, or if there is only one model."""
-    settings: Settings = resolve(flags, selects=True)
     if settings.model != config.AUTO:
         return None
     from ruvmlx.auto_runtime import selector_models

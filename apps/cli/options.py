@@ -96,10 +96,14 @@ def resolve(flags: dict[str, Any], selects: bool = False) -> Settings:
     if here := [name for name, one in found.items() if one.origin == file]:
         log(f"note: {file} in this folder sets {', '.join(here)}.")
     settings = Settings(**{name: one.value for name, one in found.items()})
-    return settings if selects or settings.model != config.AUTO else _with_one_model(settings)
+    return settings if selects else with_one_model(settings)
 
 
-def _with_one_model(settings: Settings) -> Settings:
+def with_one_model(settings: Settings) -> Settings:
+    """Return the settings for work with one model. If the largest model of `auto` takes the place of `auto`,
+    print a note."""
+    if settings.model != config.AUTO:
+        return settings
     from ruvmlx.memory.candidates import single_model
 
     settings = single_model(settings)

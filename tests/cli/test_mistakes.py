@@ -178,6 +178,17 @@ def test_a_rollback_says_whether_the_version_changed(run, learned, tiny_folder):
     )
 
 
+@pytest.mark.parametrize("words", ["learn status --details --router on", "learn router"])
+def test_a_note_about_the_settings_is_printed_once(words, run, learned, tiny_folder, tmp_path, monkeypatch):
+    """The model that takes the place of auto, and the file in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ruvmlx.toml").write_text("top_p = 0.5\n")
+    monkeypatch.setenv("RUVMLX_AUTO_MODELS", str(tiny_folder))
+    code, _, err = run(*words.split(), "--model", "auto")
+    assert code == 0 and err.count("this command uses one model") == 1, err
+    assert err.count("in this folder sets top_p") == 1
+
+
 READERS = (
     "learn status --router on", "learn export", "learn chart", "learn kv", "learn router", "adapters ls",
     "adapters export out", "adapters fuse out", "sessions restore --json",
