@@ -14,7 +14,7 @@ from ruvmlx.models.find.hub import offline
 from ruvmlx.models.find.local import list_local_models
 from ruvmlx.progress import Progress, parameters
 from ruvmlx.runtime import Runtime
-from ruvmlx.settings import AUTO, parse, resolve, settings_file
+from ruvmlx.settings import AUTO, parse, resolve_one, settings_file
 from ruvmlx.text import did_you_mean, one_line, size
 
 from .arguments import parse_number
@@ -98,7 +98,7 @@ def remember_adapter(name: str | None) -> str:
     wanted = name or NO_ADAPTER
     try:
         settings_file.save("adapter", wanted)
-        found = resolve()["adapter"]
+        found = resolve_one("adapter")
     except RuvmlxError as error:
         return f"The next start does not keep this: {error_line(error)}"
     if found.value != wanted:

@@ -172,7 +172,7 @@ def use_adapter(name: str, new: bool, as_json: bool, **flags: Any) -> None:
         opened.store.adapters.begin(opened.model.fingerprint, name)
     path = settings_file.save("adapter", name)
     note_setting("adapter", name)
-    setting = config.resolve()["adapter"]
+    setting = config.resolve_one("adapter")
     if setting.value != name:
         log(f"note: {setting.origin} says adapter = {setting.value}, which overrides {path}.")
     if name in known:

@@ -109,7 +109,7 @@ def _check_for_chat(name: str, value: str) -> list[str]:
 def unset_setting(name: str) -> None:
     """Remove one value from your settings file, so that the default applies again."""
     path = settings_file.remove(name)
-    value = effective(name, settings.resolve()[name])
+    value = effective(name, settings.resolve_one(name))
     if path is None:
         say(f"Nothing to take back: your settings file has no {name}; its value is {value}.")
         return
@@ -120,7 +120,7 @@ def unset_setting(name: str) -> None:
 def _warn_of_another(name: str) -> None:
     """Print a note if an environment variable, or a settings file in the working folder, overrides the value
     that was saved."""
-    found = settings.resolve()[name]
+    found = settings.resolve_one(name)
     if found.origin != str(settings.user_file()):
         log(f"note: {found.origin} says {name} = {effective(name, found)}, which overrides it here.")
 

@@ -8,7 +8,7 @@ user file, then the default. The project file is `ruvmlx.toml` in the working fo
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -69,22 +69,31 @@ class Resolved:
 
 def resolve(flags: Mapping[str, Any] | None = None) -> dict[str, Resolved]:
     """Return every setting's value with its source."""
+    sources = _sources(flags or {})
+    return {name: _first(name, sources) for name in SPECS}
+
+
+def resolve_one(name: str) -> Resolved:
+    """Return one setting's value with its source. A bad value of another setting causes no error."""
+    return _first(name, _sources({}))
+
+
+def _sources(flags: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the sources with their values, the first source first."""
     project, user = read_file(project_file()), read_file(user_file())
-    sources: list[tuple[str, Mapping[str, Any]]] = [
-        ("flag", {k: v for k, v in (flags or {}).items() if v is not None}),
+    return [
+        ("flag", {k: v for k, v in flags.items() if v is not None}),
         ("environment", _environment()),
         (str(project_file()), project),
         (str(user_file()), user),
     ]
-    defaults = {setting.name: setting.default for setting in fields(Settings)}
-    return {name: _first(name, defaults[name], sources) for name in SPECS}
 
 
-def _first(name: str, default: Any, sources: list[tuple[str, Mapping[str, Any]]]) -> Resolved:
+def _first(name: str, sources: list[tuple[str, Mapping[str, Any]]]) -> Resolved:
     for origin, values in sources:
         if name in values:
             return Resolved(parse(name, values[name], origin), origin)
-    return Resolved(default, "default")
+    return Resolved(getattr(Settings, name), "default")
 
 
 def _environment() -> dict[str, str]:

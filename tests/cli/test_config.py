@@ -45,6 +45,16 @@ def test_unset_takes_a_change_back_and_leaves_the_other_lines(run, home):
     assert code == 2 and one_line(err)
 
 
+@pytest.mark.parametrize("words", ["unset max_tokens", "set max_tokens 200"])
+def test_a_setting_is_changed_although_another_is_wrong(words, run, home):
+    home.mkdir()
+    settings.user_file().write_text('temperature = "hot"\nmax_tokens = 9\n')
+    code, out, err = run("config", *words.split())
+    assert code == 0 and "max_tokens = " in out, err
+    code, _, err = run("config", "show")
+    assert code == 2 and "temperature" in err
+
+
 @pytest.mark.parametrize("value", ["200", "300"])
 def test_a_variable_that_overrides_what_was_saved_is_told(value, run, monkeypatch):
     monkeypatch.setenv("RUVMLX_MAX_TOKENS", "100")
