@@ -170,7 +170,7 @@ def parse(data: bytes, name: str) -> Imported:
     if not isinstance(raw, list) or not raw:
         raise CorruptFile(f"{name} holds no chat: a list of messages is expected. Nothing was imported.")
     system = _text(found.get("system")) or next((_content(m) for m in raw if _role(m) == "system"), None)
-    messages = _messages(raw, name)
+    messages = _messages(_without_system(raw), name)
     title = _text(found.get("title")) or next((m.content for m in messages), "")
     chat = Imported(one_line(title)[:60], system or None, _text(found.get("model")) or UNKNOWN, messages)
     times = [message.created for message in messages if message.created] or [0.0]
@@ -181,13 +181,28 @@ def parse(data: bytes, name: str) -> Imported:
     return chat
 
 
+def _without_system(raw: list[Any]) -> list[Any]:
+    """Return the messages without the system messages. A message that followed a system message then follows
+    the message before it."""
+    kept, above = [], dict[int | None, Any]()  # above: {id of a system message: its parent}
+    for item in raw:
+        parent = item.get("parent") if isinstance(item, dict) else None
+        if (passed := _number(parent)) in above:
+            parent = above[passed]
+            item = item | {"parent": parent}
+        if _role(item) != "system":
+            kept.append(item)
+        elif (own := _number(item.get("id"))) is not None:
+            above[own] = parent
+    return kept
+
+
 def _messages(raw: list[Any], name: str) -> list[MessageRow]:
     """Return the messages of a file after a check of their fields. Each parent comes before its children. A
-    message without a parent follows the message before it. System messages are left out."""
+    message without a parent follows the message before it."""
     rows: list[MessageRow] = []
     known: set[int] = set()
-    prompts = {_number(item.get("id")) for item in raw if _role(item) == "system"} - {None}
-    for n, item in enumerate((item for item in raw if _role(item) != "system"), 1):
+    for n, item in enumerate(raw, 1):
         calls = _calls(item)
         if _role(item) not in ROLES or _content(item) is None or (_role(item) == "tool" and not calls):
             raise CorruptFile(
@@ -196,7 +211,7 @@ def _messages(raw: list[Any], name: str) -> list[MessageRow]:
         own = _number(item.get("id"))
         parent = rows[-1].id if rows else None
         if own is not None and "parent" in item:
-            parent = None if _number(item["parent"]) in prompts else item["parent"]
+            parent = item["parent"]
         id_ = own if own is not None else n
         if id_ in known or not (parent is None or _number(parent) in known):
             raise CorruptFile(f"{name}: message {n} does not follow an earlier one. Nothing was imported.")

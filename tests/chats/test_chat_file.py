@@ -87,6 +87,19 @@ def test_odd_values_are_left_out(store):
     assert branch_texts(store, chat) == ["ab"] and store.chats.get(chat).title == "ab"
 
 
+def test_a_message_may_follow_a_system_message(store):
+    """Other programs keep the system prompt as the first message, with an id."""
+    rows = [
+        {"id": 1, "role": "system", "content": "be brief"},
+        {"id": 2, "parent": 1, "role": "user", "content": "a"},
+        {"id": 3, "parent": 2, "role": "system", "content": "be brief"},
+        {"id": 4, "parent": 3, "role": "assistant", "content": "b"},
+    ]
+    chat = import_once(store, json.dumps(rows).encode(), "f").session_id
+    assert [m.content for m in store.messages.branch(chat)] == ["a", "b"]
+    assert store.chats.get(chat).system == "be brief"
+
+
 @pytest.mark.parametrize("created", [b"1e999", b"-1e300", b"253402300800.0", b'"now"'])
 def test_a_time_that_no_calendar_shows_is_left_out(store, created):
     data = b'[{"role": "user", "content": "a", "created": ' + created + b"}]"
