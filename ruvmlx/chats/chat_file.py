@@ -29,7 +29,7 @@ ROLES = ("user", "assistant", "tool")
 NAMES = {"user": "You", "assistant": "Assistant", "tool": "Tool"}
 ENDINGS = {"", ".md", ".markdown", ".txt", ".json"}  # the endings of files to which chats are written
 MAX_FILE_BYTES = 64 << 20  # bytes: the program does not import larger files
-MAX_TIMESTAMP = 253_402_300_800.0  # the end of the year 9999, in seconds since 1970
+MAX_TIMESTAMP = 253_402_300_800.0  # as many seconds before 1970 as there are to the end of the year 9999
 
 
 def as_json(store: Store, session_id: str) -> dict[str, Any]:
@@ -252,10 +252,11 @@ def _no_number(name: str) -> None:
 
 
 def _moment(value: Any) -> float:
-    """Return a time in seconds since 1970. Return 0 for values that are no numbers, and for times after the
-    year 9999."""
+    """Return a time in seconds since 1970. Return 0 for values that are no numbers, for times that no
+    calendar shows, and for times after now: a chat of the future would always be the chat that was used
+    last."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and abs(value) < MAX_TIMESTAMP else 0.0
+    return float(value) if is_number and -MAX_TIMESTAMP < value <= time.time() else 0.0
 
 
 def _number(value: Any) -> int | None:
