@@ -43,7 +43,8 @@ class LocalModel:
         """Load the model and its adapter, which takes seconds."""
         self.settings = settings
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ruvmlx")
-        self._closed = threading.Lock()  # the first `close` acquires this lock and never releases it
+        self._lock = threading.Lock()  # no work begins while `close` ends the replies
+        self._is_closed = False
         self._cancels = weakref.WeakSet[threading.Event]()  # the events that end the open reply streams
         try:
             self._runtime = self._pool.submit(_open_runtime, settings).result()
@@ -157,12 +158,16 @@ class LocalModel:
 
     def close(self) -> None:
         """End unfinished replies, save KV caches and free the memory. Later calls raise UsageError."""
-        if self._closed.acquire(blocking=False):
-            for cancel in list(self._cancels):
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            for cancel in self._cancels:
                 cancel.set()
             closing = self._pool.submit(self._runtime.close)
-            self._pool.shutdown()
-            closing.result()
+            self._pool.shutdown(wait=False)
+        self._pool.shutdown()
+        closing.result()
 
     def __enter__(self) -> "LocalModel":
         return self
@@ -195,11 +200,15 @@ class LocalModel:
         """Run work(runtime) in the runtime's thread and return its result."""
         return self._submit(work).result()
 
-    def _submit(self, work: Callable[["Runtime"], T]) -> Future[T]:
-        try:
+    def _submit(self, work: Callable[["Runtime"], T], cancel: threading.Event | None = None) -> Future[T]:
+        """Run work(runtime) in the runtime's thread. cancel: the event that ends the work; `close` sets the
+        event."""
+        with self._lock:
+            if self._is_closed:
+                raise UsageError("this model is closed; open it again.")
+            if cancel is not None:
+                self._cancels.add(cancel)
             return self._pool.submit(work, self._runtime)
-        except RuntimeError:
-            raise UsageError("this model is closed; open it again.") from None
 
 
 class Chat:

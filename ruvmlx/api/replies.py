@@ -21,13 +21,11 @@ T = TypeVar("T")
 
 
 class ReplyOwner(Protocol):
-    """The methods and fields of a LocalModel (model.py) that its replies use."""
-
-    _cancels: weakref.WeakSet[threading.Event]
+    """The methods of a LocalModel (model.py) that its replies use."""
 
     def rate(self, reply: "Reply | str", rating: str | int, note: str = "") -> Rating: ...
 
-    def _submit(self, work: Callable[["Runtime"], T]) -> Future[T]: ...
+    def _submit(self, work: Callable[["Runtime"], T], cancel: threading.Event | None = None) -> Future[T]: ...
 
     def _call(self, work: Callable[["Runtime"], T]) -> T: ...
 
@@ -79,8 +77,7 @@ class ReplyStream(Iterator[str]):
         self._model, self._chunks, self._cancel = model, SimpleQueue[Chunk | None](), threading.Event()
         self._response: GenerationResponse | None = None
         self._ended = False
-        self._written = model._submit(_piped_chunks(begin, self._chunks, self._cancel))
-        model._cancels.add(self._cancel)
+        self._written = model._submit(_piped_chunks(begin, self._chunks, self._cancel), self._cancel)
         weakref.finalize(self, self._cancel.set)
 
     def __next__(self) -> str:

@@ -6,6 +6,7 @@ import inspect
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -284,6 +285,24 @@ def test_closing_ends_a_reply(tiny_folder, home):
     next(stream)
     model.close()
     assert stream.reply.finish_reason in ("cancelled", "stop")
+
+
+def test_closing_ends_a_reply_that_begins_meanwhile(tiny_folder, home, monkeypatch):
+    """`close` runs in another thread as soon as the runtime has the work."""
+    model = ruvmlx.open(tiny_folder, backend="reference", max_tokens=450)
+    submit, closing = model._submit, threading.Thread(target=model.close)
+
+    def submit_and_close(*arguments):
+        found = submit(*arguments)
+        closing.start()
+        while not model._pool._shutdown:
+            time.sleep(0.001)
+        return found
+
+    monkeypatch.setattr(model, "_submit", submit_and_close)
+    stream = model.stream("hello", temperature=0, logit_bias=((0, 100.0),))
+    assert stream.reply.finish_reason == "cancelled"
+    closing.join()
 
 
 async def test_asyncio(tiny_folder, home):
