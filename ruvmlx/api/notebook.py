@@ -53,20 +53,25 @@ class ReplyView:
         self.undo = widgets.Button(
             description="Take back", tooltip="Undo the rating of this reply", disabled=True
         )
+        for label, _, rating in RATINGS:
+            self.buttons[label].on_click(self._handler(self._rate, rating))
+        self.undo.on_click(self._handler(self._take_back))
         row = widgets.HBox([*self.buttons.values(), self.undo, self.note])
         self.box = widgets.VBox([self.text, row])
         self.reply: Reply | None = None
 
     def show(self, reply: ReplyStream | Reply) -> None:
-        """Show the reply piece by piece. A keyboard interrupt stops the reply and keeps the text so far."""
+        """Show the reply piece by piece, in place of an earlier reply. A keyboard interrupt stops the reply
+        and keeps the text so far."""
+        self.note.value = ""
+        for button in (*self.buttons.values(), self.undo):
+            button.disabled = True
         if isinstance(reply, ReplyStream):
             reply = self._follow(reply)
         self.reply = reply
         self._draw(reply.text)
-        for label, _, rating in RATINGS:
-            self.buttons[label].on_click(self._handler(self._rate, rating))
-            self.buttons[label].disabled = False
-        self.undo.on_click(self._handler(self._take_back))
+        for button in self.buttons.values():
+            button.disabled = False
 
     def _follow(self, stream: ReplyStream) -> Reply:
         text, drawn = "", 0.0

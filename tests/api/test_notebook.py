@@ -47,12 +47,25 @@ def test_take_back_is_of_its_own_reply(model):
     assert [row.reply_id for row in kept] == [views[1].reply.id]
 
 
+def test_a_view_that_shows_another_reply_rates_that_reply_once(model, monkeypatch):
+    view, rated = notebook.ReplyView(), list[str]()
+    first, second = model.reply("hello"), model.reply("you")
+    done = first.rate("up")
+    monkeypatch.setattr(model, "rate", lambda reply, *_: rated.append(reply.id) or done)
+    view.show(first)
+    view.buttons["Good"].click()
+    view.show(second)
+    assert view.undo.disabled and view.note.value == ""
+    view.buttons["Good"].click()
+    assert rated == [first.id, second.id]
+
+
 def test_a_finished_reply_is_shown_and_an_error_is_one_line(tiny_folder, home):
     with ruvmlx.open(tiny_folder, backend="reference", max_tokens=4, adapter="none") as model:
         view = notebook.ReplyView()
         view.show(model.reply("hello"))
         view.buttons["Good"].click()
-        assert "start without --adapter none" in view.note.value and view.undo.disabled
+        assert "Start without --adapter none" in view.note.value and view.undo.disabled
 
 
 def test_html_of_a_reply_is_shown_as_text():
