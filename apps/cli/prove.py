@@ -2,7 +2,7 @@
 Then the model answers other prompts, which it did not see during training."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import date
 from functools import partial
@@ -262,9 +262,17 @@ def _drawn_report(file: Path | None, report: Path) -> None:
         raise UsageError(
             "there are no results for the report; run `--drawn N --suite FILE` first, then add --report."
         )
+    _write_report(report, partial(drawn_report.markdown, found), drawn_report.picture(found))
+
+
+def _write_report(report: Path, markdown: Callable[[str], str], drawing: str) -> None:
+    """Write a report, and beside it the report's picture. markdown: a function that takes the name of the
+    picture and returns the report."""
+    if report.suffix.lower() == ".svg":
+        raise UsageError(f"--report {report}: this is the name of the picture; name a text, as in REPORT.md.")
     picture = report.with_suffix(".svg")
-    report.write_text(drawn_report.markdown(found, picture.name), encoding="utf-8")
-    picture.write_text(drawn_report.picture(found), encoding="utf-8")
+    report.write_text(markdown(picture.name), encoding="utf-8")
+    picture.write_text(drawing, encoding="utf-8")
     show(f"wrote {report} and {picture}")
 
 
@@ -278,12 +286,9 @@ def _suite(flags: dict[str, Any]) -> None:
         bench = open_bench(resolve(flags), log)
         suite.run(bench, _setting(flags), flags["seeds"], flags["user"], results, log)
         return
-    report = Path(flags["report"])
-    picture = report.with_suffix(".svg")
     command = f"ruvmlx prove --suite {results.name} --seeds {flags['seeds']}"
-    report.write_text(suite.markdown(results, command, picture.name), encoding="utf-8")
-    picture.write_text(suite.picture(results), encoding="utf-8")
-    show(f"wrote {report} and {picture}")
+    markdown = partial(suite.markdown, results, command)
+    _write_report(Path(flags["report"]), markdown, suite.picture(results))
 
 
 def _setting(flags: dict[str, Any]):

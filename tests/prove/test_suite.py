@@ -2,12 +2,14 @@ import json
 
 import numpy as np
 import pytest
-from ruvmlx.apps.cli.prove import _show_points
+from click.testing import CliRunner
+from ruvmlx.apps.cli.prove import _show_points, prove
 
 from apps import charts
 from apps.prove import claims, suite
 from apps.prove.report import Point, verdict
 from apps.prove.trial import Checkpoint
+from ruvmlx.errors import UsageError
 
 
 def checkpoint(ratings: int, gained: float, n: int = 20) -> Checkpoint:
@@ -52,6 +54,16 @@ def test_the_report_says_what_holds_and_what_does_not(tmp_path):
     assert any("reversed" in x and "not measured" in x for x in lines)
     assert "| spanish, instant (out of reach) | 3 | 30 |" in text
     assert "spanish" not in suite.picture(path) and "brevity" in suite.picture(path)
+
+
+def test_a_report_does_not_take_the_name_of_its_picture(tmp_path):
+    path = tmp_path / "results.jsonl"
+    write(path, "brevity, instant", 0, 0.9)
+    flags = ["--suite", str(path), "--report"]
+    assert CliRunner().invoke(prove, [*flags, str(tmp_path / "R.md")]).exit_code == 0
+    assert (tmp_path / "R.md").read_text().startswith("# ") and (tmp_path / "R.svg").exists()
+    done = CliRunner().invoke(prove, [*flags, str(tmp_path / "x.svg")])
+    assert isinstance(done.exception, UsageError) and "REPORT.md" in str(done.exception)
 
 
 @pytest.mark.parametrize(
