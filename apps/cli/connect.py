@@ -46,11 +46,11 @@ def _undo(client: str, as_json: bool) -> None:
     path, older = path_of(client), config.home() / "connected" / f"{client}.json"
     record = _record_of(client, path) if path else older
     # An older program had one record for each client.
-    done = put_back(record if record.exists() else older)
+    path = put_back(record if record.exists() else older)
     if as_json:
-        print_json({"path": done, "put_back": True})
+        print_json({"path": path, "put_back": True})
     else:
-        show(f"Put back: {done}")
+        show(f"Put back: {path}")
 
 
 def _record_of(client: str, path: Path) -> Path:

@@ -26,7 +26,7 @@ from .verb import Verb
 ENOUGH_DISK = 50_000_000  # bytes
 
 
-def _chosen() -> Settings:
+def _settings() -> Settings:
     """Return the settings that apply. With the model `auto`, the largest of its models takes its place."""
     from ruvmlx.memory.candidates import single_model
 
@@ -80,7 +80,7 @@ def _shapes() -> Any:
     from ruvmlx.models.load import load_model
 
     try:
-        return shapes_of(load_model(_chosen().model))
+        return shapes_of(load_model(_settings().model))
     except RuvmlxError:  # the check of the model reports this error
         return STARTER
 
@@ -142,7 +142,7 @@ def _memory() -> str:
     from .models import fit_words
 
     try:
-        chosen = _chosen()
+        chosen = _settings()
         return fit_words(chosen.model, chosen.backend)
     except RuvmlxError:  # the check of the model reports this error
         return "not known without the model"
@@ -151,7 +151,7 @@ def _memory() -> str:
 def _model() -> str:
     from ruvmlx.models.load import load_model
 
-    model = load_model(_chosen().model)
+    model = load_model(_settings().model)
     return f"{model.name} ({size(model.bytes)}) at {model.path}"
 
 
@@ -163,7 +163,7 @@ def _adapter() -> str:
     from ruvmlx.store import Store
 
     name = settings.load().adapter
-    model = load_model(_chosen().model)
+    model = load_model(_settings().model)
     history = AdapterHistory(Store(settings.store_file()), model.fingerprint, name)
     if version := history.version():
         row = history.adapter(version)
@@ -200,7 +200,7 @@ def _sides() -> str:
     from ruvmlx.backends.select import open_backend
     from ruvmlx.models.load import load_model
 
-    chosen = _chosen()
+    chosen = _settings()
     backend = open_backend("hybrid", load_model(chosen.model), chosen.threads)
     if not isinstance(backend, HybridBackend):
         return f"two copies of the model do not fit, so its layers are divided: {backend.kernels}"
@@ -304,7 +304,7 @@ def _report(checks: list[dict[str, Any]], file: Path, seconds: int, as_json: boo
     from ..report.make import make
     from ..report.page import markdown
 
-    report = make(checks, lambda: load_model(_chosen().model), seconds, log)
+    report = make(checks, lambda: load_model(_settings().model), seconds, log)
     write_new(file, markdown(report))
     log(f"wrote {file}; read it before you send it")
     if as_json:

@@ -38,9 +38,10 @@ def router_arms(train: bool, as_json: bool, **flags: Any) -> None:
 
     Switch it on with --router on, or `ruvmlx config set router on`. With --model auto: also the models.
     """
-    asked = resolve(flags, selects=True)
-    settings = with_one_model(asked)
-    selector, router = _selector(asked, not train), router_of(settings, not train)
+    settings = resolve(flags, selects=True)
+    selector = _selector(settings, not train)
+    settings = with_one_model(settings)
+    router = router_of(settings, not train)
     report, cancel = dict[str, Any](), threading.Event()
     if train:
         with ctrl_c_sets(cancel):

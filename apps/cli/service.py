@@ -60,13 +60,13 @@ def service(words: Sequence[str], environment: Mapping[str, str], folder: Path) 
     """Return the service file for this operating system. words: the command line of the service. environment:
     environment variables; the service gets those that change `ruvmlx serve`, except the API key. folder: the
     working folder of the service."""
-    kept = _kept(environment)
+    variables = _own_variables(environment)
     if sys.platform == "darwin":
-        return _launchd(words, kept, folder)
-    return _systemd(words, kept, folder)
+        return _launchd(words, variables, folder)
+    return _systemd(words, variables, folder)
 
 
-def _kept(environment: Mapping[str, str]) -> dict[str, str]:
+def _own_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that the service gets, in the order of their names."""
     ours = {name for name in environment if name in PLACES or name.startswith("RUVMLX_")} - {SECRET}
     return {name: environment[name] for name in sorted(ours)}
@@ -161,7 +161,7 @@ def _agrees(question: str) -> bool:
 
 
 def _has_line_end(words: Sequence[str]) -> bool:
-    return any("\n" in text for text in (*words, *_kept(os.environ).values()))
+    return any("\n" in text for text in (*words, *_own_variables(os.environ).values()))
 
 
 def _write(found: Service) -> None:

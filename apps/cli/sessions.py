@@ -366,13 +366,13 @@ def restore_session(session_id: str | None, as_json: bool) -> None:
 
     store = _store(reading=session_id is None)
     ends = soft_delete.ends(store)
-    deleted = [session for session in store.chats.soft_deleted() if time.time() < ends[session.id]]
+    chats = [session for session in store.chats.soft_deleted() if time.time() < ends[session.id]]
     if session_id is not None:
         soft_delete.delete_older(store)
         session_id = store.chats.find_soft_deleted(session_id)
         store.chats.restore(session_id)
-        deleted = [session for session in deleted if session.id == session_id]
-    rows = [session_facts(session) for session in deleted]
+        chats = [session for session in chats if session.id == session_id]
+    rows = [session_facts(session) for session in chats]
     if as_json:
         print_json(rows)
         return

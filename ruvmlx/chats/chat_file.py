@@ -184,17 +184,17 @@ def parse(data: bytes, name: str) -> Imported:
 def _without_system(raw: list[Any]) -> list[Any]:
     """Return the messages without the system messages. A message that followed a system message then follows
     the message before it."""
-    kept, above = [], dict[int | None, Any]()  # above: {id of a system message: its parent}
+    rows, parents = [], dict[int | None, Any]()  # parents: {id of a system message: its parent}
     for item in raw:
         parent = item.get("parent") if isinstance(item, dict) else None
-        if (passed := _number(parent)) in above:
-            parent = above[passed]
+        if (number := _number(parent)) in parents:
+            parent = parents[number]
             item = item | {"parent": parent}
         if _role(item) != "system":
-            kept.append(item)
+            rows.append(item)
         elif (own := _number(item.get("id"))) is not None:
-            above[own] = parent
-    return kept
+            parents[own] = parent
+    return rows
 
 
 def _messages(raw: list[Any], name: str) -> list[MessageRow]:
