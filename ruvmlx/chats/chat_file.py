@@ -175,7 +175,7 @@ def parse(data: bytes, name: str) -> Imported:
     chat = Imported(one_line(title)[:60], system or None, _text(found.get("model")) or UNKNOWN, messages)
     times = [message.created for message in messages if message.created] or [0.0]
     chat.created = _moment(found.get("created")) or times[0]
-    chat.updated = min(_moment(found.get("updated")) or times[-1], time.time())
+    chat.updated = _moment(found.get("updated")) or times[-1]
     head = _number(found.get("head"))
     chat.head = head if head in {m.id for m in messages} else messages[-1].id
     return chat

@@ -11,6 +11,8 @@ from ..store import ReplyRow
 from ..text import sanitize
 from .user_taste import reply_features
 
+LONGER = 100  # letters by which a tail of the prompt can be longer than a reply before the search for it ends
+
 
 def edited_reply(tokenizer: Tokenizer, original: ReplyRow, answer: str) -> ReplyRow:
     """Return a copy of the original reply with the answer that the user wrote. The copy keeps the thought
@@ -23,6 +25,7 @@ def edited_reply(tokenizer: Tokenizer, original: ReplyRow, answer: str) -> Reply
     """
     if not answer.strip():
         raise UsageError("the edited reply is empty; give some text.")
+    original = _with_begun_part(tokenizer, original)
     parts = thinking.split(original.text)
     if parts.is_open:
         raise UsageError("that reply ended inside its thought, so it has no answer to rewrite.")
@@ -46,6 +49,24 @@ def edited_reply(tokenizer: Tokenizer, original: ReplyRow, answer: str) -> Reply
         beside=None,
         edited=original.id,
     )
+
+
+def _with_begun_part(tokenizer: Tokenizer, reply: ReplyRow) -> ReplyRow:
+    """Return a continued reply with all tokens of its text as sampled tokens. A continued reply has the
+    tokens of its first part at the end of its prompt. Return another reply unchanged."""
+    sampled, text = [id_ for id_ in reply.sampled_ids if id_ not in tokenizer.eos_ids], reply.text.strip()
+    for count in range(len(reply.prompt_ids)):
+        begin = len(reply.prompt_ids) - count
+        whole = tokenizer.decode(reply.prompt_ids[begin:] + sampled).strip()
+        if whole.startswith(text):
+            return replace(
+                reply,
+                prompt_ids=reply.prompt_ids[:begin],
+                sampled_ids=reply.prompt_ids[begin:] + reply.sampled_ids,
+            )
+        if len(whole) > len(text) + LONGER:
+            break
+    return reply
 
 
 def _as_shown(text: str) -> str:

@@ -1,5 +1,6 @@
 """A reply that the user edits: a branch of its own, which is preferred to the original."""
 
+import threading
 from dataclasses import replace
 
 import pytest
@@ -46,6 +47,22 @@ def test_an_edit_is_a_branch_of_its_own_and_is_preferred_to_the_original(open_ti
         assert runtime.model.tokenizer.decode(row.sampled_ids) == "hello, short"
         runtime.chats.next_sibling(chat, -1)
         assert runtime.chats.turns(chat)[-1].content == original.content
+
+
+def test_an_edit_of_a_continued_reply_teaches_the_new_words_alone(open_tiny):
+    """The continued reply's prompt ends with its first part, which the user's text replaces."""
+    with open_tiny() as runtime:
+        chat, _ = chat_with_reply(runtime)
+        first = runtime.store.replies.get(runtime.chats.turns(chat)[-1].reply_id)
+        for _ in runtime.chats.continue_reply(chat, max_new_tokens=8, cancel=threading.Event()):
+            pass
+        continued = runtime.chats.turns(chat)[-1]
+        assert continued.content.startswith(first.text) and len(continued.content) > len(first.text)
+        edited = runtime.chats.edit_reply(chat, continued.id, "my own words")
+        row = runtime.store.replies.get(edited.reply_id)
+        decode = runtime.model.tokenizer.decode
+        assert decode(row.prompt_ids).rstrip() == decode(first.prompt_ids).rstrip()
+        assert decode(row.sampled_ids) == "my own words"
 
 
 def test_a_chat_goes_on_from_the_users_version(open_tiny):
