@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Required, TypedDict, Unpack
 
 from ..engine import Chunk, GenerationRequest, Sampling
-from ..engine.context_window import Turn, alternating
+from ..engine.context_window import Turn, alternating, as_messages
 from ..engine.types import INTERACTIVE, Begun
 from ..errors import NotFound, UsageError
 from ..models.config.model import Message, writes_nothing
@@ -170,7 +170,8 @@ class Conversations:
         """Return (the messages of these turns that the model reads, the request's fields for the tools)."""
         summary, read = self.summaries.read_turns(session_id, turns)
         reserved = self.count_tokens(tool_turns.offered_text(offer)) if offer.tools else 0
-        messages = self._writer.window.fitting(alternating(read), max_new_tokens, summary, reserved)
+        fitting = self._writer.window.fitting(as_messages(read), max_new_tokens, summary, reserved)
+        messages = alternating(fitting)
         with_tools = tool_turns.tool_prompt(self._model, messages, offer)
         if with_tools is None:
             return messages, {}

@@ -156,32 +156,36 @@ class ContextWindow:
             and sum(len(turn.content.encode()) + TEMPLATE_TOKENS for turn in read) < self.size // 2 - reserved
         ):
             return []  # a token has at least one byte, so these turns fit, unless tool calls are very long
-        messages, spoken = alternating(read), [t for t in _kept_turns(read) if t.role != "system"]
+        messages = as_messages(read)
         gone = len(messages) - len(self.fitting(messages, max_new_tokens, summary, reserved))
-        found, number = list[Turn](), 0
-        for turn, after in zip(spoken, [*spoken[1:], None], strict=True):
-            if number >= gone:
-                break
-            found.append(turn)
-            number += after is None or not _joins(turn, after)
-        return found
+        return [turn for turn in _kept_turns(read) if turn.role != "system"][:gone]
 
 
-def alternating(turns: list[Turn]) -> list[Message]:
-    """Return the turns as messages. Neighbouring turns of the same role without tool calls become one
-    message. For example, an empty reply is dropped, and the user's messages before and after the empty reply
-    become one message. Tool calls without a result are left out."""
-    messages: list[Message] = []
-    last: Turn | None = None
-    for turn in _kept_turns(turns):
-        if last is not None and _joins(last, turn):
-            messages[-1] = Message(turn.role, f"{messages[-1].content}\n\n{turn.content}")
-        elif turn.role == "tool":
-            messages.append(Message("tool", turn.content, (), turn.calls[0].id, turn.calls[0].name))
+def as_messages(turns: list[Turn]) -> list[Message]:
+    """Return the turns as messages. Empty replies, and tool calls without a result, are left out."""
+    return [
+        Message("tool", turn.content, (), turn.calls[0].id, turn.calls[0].name)
+        if turn.role == "tool"
+        else Message(turn.role, turn.content, tuple(map(_as_tool_call, turn.calls)))
+        for turn in _kept_turns(turns)
+    ]
+
+
+def alternating(messages: list[Message]) -> list[Message]:
+    """Join neighbouring messages of the same role without tool calls, such as the user's messages before and
+    after an empty reply, and return the messages."""
+    found: list[Message] = []
+    for message in messages:
+        last = found[-1] if found else None
+        if (
+            last is not None
+            and last.role == message.role != "tool"
+            and not (last.tool_calls or message.tool_calls)
+        ):
+            found[-1] = Message(message.role, f"{last.content}\n\n{message.content}")
         else:
-            messages.append(Message(turn.role, turn.content, tuple(map(_as_tool_call, turn.calls))))
-        last = turn
-    return messages
+            found.append(message)
+    return found
 
 
 def _kept_turns(turns: list[Turn]) -> Iterator[Turn]:
@@ -194,12 +198,6 @@ def _kept_turns(turns: list[Turn]) -> Iterator[Turn]:
             turn = replace(turn, calls=tuple(call for call in turn.calls if call.id in answered))
         if turn.calls or (turn.content and turn.role != "tool"):
             yield turn
-
-
-def _joins(turn: Turn, after: Turn) -> bool:
-    """Return True if two neighbouring turns become one message: if both have the same role and no tool
-    calls."""
-    return turn.role == after.role and not turn.calls and not after.calls
 
 
 def _as_tool_call(call: ParsedCall) -> dict[str, Any]:

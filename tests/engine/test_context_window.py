@@ -12,6 +12,8 @@ from ruvmlx.engine.context_window import (
     TEMPLATE_TOKENS,
     ContextWindow,
     Turn,
+    alternating,
+    as_messages,
     cut,
     first_measured,
 )
@@ -158,3 +160,15 @@ def test_a_long_system_prompt_leaves_room_for_the_reply(tiny, length):
         found = window.fitting(turns, 32)
         assert sum(map(window.message_size, found)) + 32 <= window.size and found[-1] == turns[-1]
         turns.append(Message("assistant", f"answer {n}"))
+
+
+def test_questions_without_a_reply_can_be_left_out(tiny):
+    """They become one message of the prompt, of which only the newest question must stay."""
+    window, turns = ContextWindow(tiny), list[Turn]()
+    for n in range(12):
+        turns += [Turn("user", f"question {n} {'x' * 60}"), Turn("assistant", "")]
+        found = alternating(window.fitting(as_messages(turns[:-1]), 32))
+        assert len(found) == 1 and found[0].content.endswith(turns[-2].content)
+        assert window.message_size(found[0]) + 32 <= window.size
+    gone = window.left_out(turns, 32)
+    assert gone and found[0].content == "\n\n".join(t.content for t in turns[2 * len(gone) :: 2])
