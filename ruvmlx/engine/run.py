@@ -1,7 +1,4 @@
-"""This module runs one request: it reads the prompt (prefill), then decodes the reply token by token.
-
-A `Run` holds all state of its request, so the engine can switch between several runs (scheduler.py).
-"""
+"""This module runs one request: it reads the prompt (prefill), then decodes the reply token by token."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -48,8 +45,8 @@ class EngineParts(DraftParts, Protocol):
 
 
 class Run:
-    """A run answers one request. Call `prefill`, then `draw` until `is_over` is true, then `end`. The method
-    `chunks` makes all these calls.
+    """A run answers one request, and has all state of this request. Call `prefill`, then `draw` until
+    `is_over` is true, then `end`. The method `chunks` makes all these calls.
 
     Raises UsageError if the request cannot be answered.
     """
@@ -73,8 +70,7 @@ class Run:
         self.stops = StopStrings(request.stop)
         self.prompt = engine.prompt_ids(request)
         self._chunk = min(request.chunk or engine.backend.chunk, engine.backend.chunk)
-        room = engine.model.context - len(self.prompt)
-        self.limit = min(request.max_new_tokens, room)
+        self.limit = min(request.max_new_tokens, engine.model.context - len(self.prompt))
         self.drawn: list[int] = []  # ids of the drawn tokens; the end token is one of them
         self.recorded = 0  # the number of drawn tokens that the recorder has received
         self.ids: list[int] = []
@@ -95,9 +91,13 @@ class Run:
         self.session: Session = engine.sessions.get_or_create(
             request.session_id, self.prompt, request.cache_salt, request.resumable
         )
-        self.cached = engine.sessions.rewind(self.session, self.prompt)
-        self.drafts = new_drafts(engine, self.prompt, request.predicted, self.rule)
-        self.source: Source = self._new_source(steps)
+        try:
+            self.cached = engine.sessions.rewind(self.session, self.prompt)
+            self.drafts = new_drafts(engine, self.prompt, request.predicted, self.rule)
+            self.source: Source = self._new_source(steps)
+        except BaseException:  # no run ends this session, and a session of a run can never be evicted
+            engine.sessions.forget(self.session)
+            raise
 
     def fork(self, request: GenerationRequest, recorder: Recorder | None = None) -> "Run":
         """Return a run for a request that continues after the same prompt. This run must have steps=True."""

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
+from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling, run
 from ruvmlx.engine.detokenize import StopStrings, StreamDecoder
 from ruvmlx.errors import PromptTooLong, UsageError
 from ruvmlx.models.config.model import Message
@@ -210,3 +210,17 @@ def test_stop_strings_over_any_chunking(seed):
     ends = [text.find(s) for s in stops if s in text]
     # A chunk may hold two stops: the first place in the text counts among those seen so far.
     assert text.startswith(shown) and shown == text[: min(ends, default=len(text))]
+
+
+def test_a_request_that_fails_as_it_begins_keeps_no_session(engine, monkeypatch):
+    """A running session can never be evicted."""
+    engine.generate(request(session_id="a"))
+
+    def out_of_memory(*_):
+        raise MemoryError
+
+    with monkeypatch.context() as m, pytest.raises(MemoryError):
+        m.setattr(run, "new_drafts", out_of_memory)
+        engine.generate(request(session_id="a"))
+    assert not engine.sessions._running
+    assert engine.generate(request(session_id="a")).finish_reason == "length"
