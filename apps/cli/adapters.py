@@ -346,7 +346,10 @@ def fuse(folder: Path, dtype: str | None, dequantize: bool, as_json: bool, **fla
             hint(f"It is larger than the model ({size(was)}): the changed weights have more bits.")
         command = f"ruvmlx chat --model {shell_path(folder)}"
         if load_model(str(folder)).fingerprint == opened.model.fingerprint:
-            hint(f"`{command} --adapter none` chats with it. Without `--adapter none`, it learns twice.")
+            hint(
+                f"`{command} --adapter none` chats with it. With the adapter {opened.name!r}, the change would "
+                "be applied twice."
+            )
         else:
             hint(f"`{command}` chats with it. The adapter is not applied twice.")
 
