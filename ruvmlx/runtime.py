@@ -137,15 +137,14 @@ class Runtime:
     def close(self) -> None:
         """Save unfinished learning, erase chats that the user deleted more than a day ago (unless the store
         is locked), write KV caches to disk."""
-        try:
+        with contextlib.ExitStack() as rest:  # runs the calls, the last one first, also after an error
+            rest.callback(self.store.close)
+            rest.callback(self.engine.sessions.keep_all)
+            rest.callback(self.optimizer.close)
+            rest.callback(self.learning.close)
             note_sides(self.store, self.backend, self.model.fingerprint)
-            self.learning.close()
-            self.optimizer.close()
             with contextlib.suppress(StoreBusy):
                 soft_delete.delete_older(self.store)
-            self.engine.sessions.keep_all()
-        finally:
-            self.store.close()
 
     def erase_chat(self, session_id: str) -> bool:
         """Erase a chat and its KV caches immediately (`soft_delete.delete`). The user cannot restore the

@@ -1,12 +1,13 @@
 """Chats through the Runtime: what the apps call."""
 
+import sqlite3
 import threading
 
 import pytest
 
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.engine.context_window import cut
-from ruvmlx.errors import UsageError
+from ruvmlx.errors import StoreError, UsageError
 from ruvmlx.models.config.model import Message
 from ruvmlx.settings import Settings
 from ruvmlx.sona.calibration import Measurement
@@ -149,3 +150,18 @@ def test_what_was_measured_of_a_model_is_not_measured_again(open_tiny, monkeypat
 
 def test_the_oldest_messages_are_cut_as_soon_as_they_do_not_fit():
     assert [cut([10, 10, last], limit=30, half=15) for last in (10, 11)] == [0, 2]
+
+
+def test_a_runtime_that_cannot_save_its_learning_still_keeps_its_caches(open_tiny, monkeypatch):
+    runtime, kept = open_tiny(), []
+
+    def no_space():
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(runtime.learning, "close", no_space)
+    monkeypatch.setattr(runtime.engine.sessions, "keep_all", lambda: kept.append(True))
+    with pytest.raises(StoreError, match="disk is full"):
+        runtime.close()
+    assert kept
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        runtime.store.db.value("SELECT 1")

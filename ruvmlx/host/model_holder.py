@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..errors import Interrupted, RuvmlxError, UsageError, error_line
+from ..errors import Interrupted, ModelClosed, RuvmlxError, UsageError, error_line
 from ..memory.load_plan import Plan
 from ..models.config.header_facts import Facts
 from ..models.find.variants import FileChoice
@@ -141,7 +141,10 @@ class ModelHolder:
 
     @property
     def opened_runtime(self) -> Runtime:
-        assert self.runtime is not None, "call open() first"
+        """The runtime in use. Raises ModelClosed if the holder has closed the runtime and cannot open it
+        again."""
+        if self.runtime is None:
+            raise ModelClosed("no model is open. Choose a model again, or start the program again.")
         return self.runtime
 
     def open(self, watch: Watch = QUIET) -> None:
@@ -166,8 +169,10 @@ class ModelHolder:
             if self.runtime is None and not self.leaving:
                 self.runtime = self.opener.open(self.model, adapter, QUIET)
             raise ModelUnchanged(error) from None
-        self.release()
-        self.runtime, self.model, self.plan = new, model, plan_watch.plan
+        try:
+            self.release()
+        finally:  # the new runtime is ready, also if the old one cannot save all its data
+            self.runtime, self.model, self.plan = new, model, plan_watch.plan
 
     def _make_room(self, plan: Plan, held: int) -> None:
         """Close the runtime in use if the new model fits into the memory only without this runtime and needs
