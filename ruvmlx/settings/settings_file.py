@@ -56,7 +56,7 @@ def _write(path: Path, texts: Sequence[str], values: Mapping[str, Any]) -> None:
     text = "".join(texts)
     if _values(text) != values:
         raise UsageError(f"cannot change {path} line by line. Change it in an editor.")
-    with files.replacing(path) as f:
+    with files.replacing(path.resolve()) as f:  # a symbolic link stays a link
         f.write(text.encode())
 
 

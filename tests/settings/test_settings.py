@@ -238,3 +238,15 @@ def test_an_unknown_user_in_the_home_is_named(monkeypatch):
     monkeypatch.setenv("RUVMLX_HOME", "~nobody-of-this-name/data")
     with pytest.raises(UsageError, match="has no such user"):
         settings.home()
+
+
+def test_a_settings_file_that_is_a_link_stays_a_link(home, tmp_path):
+    """People keep their settings in a folder of their own, and link to it."""
+    real = tmp_path / "dotfiles.toml"
+    real.write_text("threads = 2\n")
+    home.mkdir()
+    settings.user_file().symlink_to(real)
+    settings_file.save("temperature", "0.5")
+    assert settings.user_file().is_symlink() and real.read_text() == "threads = 2\ntemperature = 0.5\n"
+    settings_file.remove("threads")
+    assert settings.user_file().is_symlink() and real.read_text() == "temperature = 0.5\n"
