@@ -347,8 +347,8 @@ def fuse(folder: Path, dtype: str | None, dequantize: bool, as_json: bool, **fla
         command = f"ruvmlx chat --model {shell_path(folder)}"
         if load_model(str(folder)).fingerprint == opened.model.fingerprint:
             hint(
-                f"`{command} --adapter none` chats with it. With the adapter {opened.name!r}, the "
-                "change would be applied twice."
+                f"`{command} --adapter none` chats with it. Do not use the adapter {opened.name!r} with it: "
+                "the new model already has what this adapter learned."
             )
         else:
             hint(f"`{command}` chats with it. The adapter is not applied twice.")

@@ -153,7 +153,9 @@ class Choices:
         replies have ratings, or if a preference between the two replies would say nothing about the user's
         taste."""
         rows = self._store.messages.all(session_id)
-        mine = next(row for row in rows if row.id == turn.id)
+        mine = next((row for row in rows if row.id == turn.id), None)
+        if mine is None:  # another process has deleted the chat
+            return None
         here = [row for row in rows if row.parent == mine.parent and self._counts(row)]
         compared = self._of_comparisons([row for row in rows if row.parent == mine.parent])
         others = [row for row in here if row.id != mine.id and row.id not in compared]

@@ -277,7 +277,9 @@ class Conversations:
         if cut_off.fingerprint != self._model.fingerprint:
             raise UsageError(f"{cut_off.model} began that reply; /again writes one with this model.")
         if not cut_off.prompt_ids:
-            raise UsageError("the prompt of that reply was deleted; /again writes another reply.")
+            raise UsageError(
+                "that reply cannot be continued: its stored prompt was deleted. /again writes a new reply."
+            )
         request = GenerationRequest(
             messages=[Message("user", cut_off.prompt)],
             input_ids=cut_off.prompt_ids + cut_off.sampled_ids,
@@ -305,8 +307,9 @@ class Conversations:
     def prefer(self, session_id: str, better: int, worse: int) -> PreferenceResult:
         """Choose one of two replies to one question: show this reply, and learn that it is better."""
         chosen, other = (self._reply_of(session_id, message) for message in (better, worse))
+        learned = self._choices.prefer(chosen, other)
         self._store.messages.set_head(session_id, better)
-        return self._choices.prefer(chosen, other)
+        return learned
 
     def edit_reply(self, session_id: str, message: int, text: str) -> EditedReply:
         """Store the user's version of a reply beside it, and learn that this version is better."""

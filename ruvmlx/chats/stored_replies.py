@@ -28,8 +28,8 @@ from .lost_sides import note_lost_sides
 from .tool_turns import calls_to_json, split_calls
 
 SAVE_EVERY = 1.0  # seconds: if the process is killed, a chat's reply loses the text of about this time
-# A commit of a reply waits for the store's lock this number of times, 5 s each. A long transaction of another
-# process must not cost the user a reply.
+# The maximum number of attempts to commit a reply. Each attempt waits up to 5 s for the store's lock, so that
+# a long transaction of another process does not lose the reply. The last attempt raises StoreBusy.
 COMMIT_ATTEMPTS = 8
 
 Traced = Mapping[str, Trace | None]  # reply id -> trace of the reply

@@ -172,8 +172,8 @@ def as_messages(turns: list[Turn]) -> list[Message]:
 
 
 def alternating(messages: list[Message]) -> list[Message]:
-    """Join neighbouring messages of the same role without tool calls, such as the user's messages before and
-    after an empty reply, and return the messages."""
+    """Join neighbouring messages that have the same role and no tool calls, and return the new list. For
+    example, two messages of the user are neighbours if the reply between them was empty."""
     found: list[Message] = []
     for message in messages:
         last = found[-1] if found else None

@@ -144,7 +144,7 @@ class ModelHolder:
         """The runtime in use. Raises ModelClosed if the holder has closed the runtime and cannot open it
         again."""
         if self.runtime is None:
-            raise ModelClosed("no model is open. Choose a model again, or start the program again.")
+            raise ModelClosed("no model is open. Choose a model, or start the program again.")
         return self.runtime
 
     def open(self, watch: Watch = QUIET) -> None:

@@ -193,9 +193,10 @@ class AdapterHistory:
         return found[-1] if found else 0
 
     def new_and_missing(self, due: int = DUE) -> tuple[int, int]:
-        """Return two numbers of ratings and preferences that training can use: those since the last run of
-        the background or style loop, and those for which the loop still waits. A loop needs MINIMUM ratings
-        or preferences in all, and `due` since its last run (one if the store has a stopped run)."""
+        """Return two counts of ratings and preferences that training can use. The first is the number since
+        the last run of the background or style loop. The second is the number that must still come before
+        the next run. A loop needs MINIMUM ratings or preferences in all, and `due` since its last run (one if
+        the store has a stopped run)."""
         given, attempts = self._store.ratings.trainable_versions(*self._key), self.attempts()
         given += [preference.version for preference in self.pairs.in_force()]
         seen = max(self.last_promotion(), attempts[-1].parent if attempts else 0)

@@ -52,8 +52,8 @@ def edited_reply(tokenizer: Tokenizer, original: ReplyRow, answer: str) -> Reply
 
 
 def _with_begun_part(tokenizer: Tokenizer, reply: ReplyRow) -> ReplyRow:
-    """Return a continued reply with all tokens of its text as sampled tokens. A continued reply has the
-    tokens of its first part at the end of its prompt. Return another reply unchanged."""
+    """Move the tokens of a continued reply's first part from the end of the prompt to the start of the
+    sampled tokens, and return the result. If the reply was not continued, return the reply unchanged."""
     sampled, text = [id_ for id_ in reply.sampled_ids if id_ not in tokenizer.eos_ids], reply.text.strip()
     for count in range(len(reply.prompt_ids)):
         begin = len(reply.prompt_ids) - count

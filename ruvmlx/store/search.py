@@ -28,7 +28,8 @@ class Search:
     def newest(self, words: str, session_id: str | None = None) -> ChatHit | None:
         """Return the newest message that contains every word, in one chat or in all chats. Return None if
         there is no such message."""
-        found = self._in_messages(words.split(), 1, session_id) if words.split() else []
+        terms = _terms(words)
+        found = self._in_messages(terms, 1, session_id) if terms else []
         return found[0] if found else None
 
     def find(self, words: str, limit: int = 100) -> list[ChatHit]:
@@ -39,7 +40,7 @@ class Search:
         messages, this is true only of the letters A to Z). The index finds words of three or more characters.
         The search compares a shorter word with every message.
         """
-        terms = words.split()
+        terms = _terms(words)
         if not terms:
             return []
         return (self._in_titles(terms) + self._in_messages(terms, limit))[:limit]
@@ -72,6 +73,11 @@ class Search:
             if all(term in both for term in wanted):
                 found.append(ChatHit(chat, None, "title", chat.title))
         return found
+
+
+def _terms(words: str) -> list[str]:
+    """Return the words of a search. NUL ends a text in SQLite, so it counts as a space."""
+    return words.replace("\0", " ").split()
 
 
 def _like(term: str) -> str:

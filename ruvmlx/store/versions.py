@@ -122,9 +122,9 @@ class Versions:
         return self._db.row(sql, fingerprint, name, head, steps_to(version, head), version) is not None
 
     def newest(self, fingerprint: str, name: str) -> int:
-        """Return the highest number that a version of this adapter, or of a removed adapter of this name,
-        ever had; 0 if there was no version. Another process can have a removed adapter's version in memory.
-        So a number must never name two versions."""
+        """Return the highest version number that was ever used for this adapter name, also by removed
+        adapters; 0 if there was no version. Another process can still have a version of a removed adapter in
+        memory. So no number is used again."""
         return self._db.value(
             "SELECT coalesce(max(version), 0) FROM (SELECT version FROM adapters WHERE fingerprint = ?1"
             " AND name = ?2 UNION ALL SELECT version FROM removed_adapters WHERE fingerprint = ?1"

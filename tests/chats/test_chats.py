@@ -225,7 +225,7 @@ def test_a_reply_whose_prompt_was_deleted_is_not_continued_without_one(open_tiny
         chat = runtime.chats.new_chat()
         reply = say(runtime, chat, "hello", n=4)
         runtime.store.db.execute("UPDATE replies SET prompt_ids = x'' WHERE id = ?", reply.request_id)
-        with pytest.raises(UsageError, match="prompt of that reply was deleted"):
+        with pytest.raises(UsageError, match="its stored prompt was deleted"):
             run(runtime.chats.continue_reply(chat, **options()))
 
 

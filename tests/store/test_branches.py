@@ -511,3 +511,12 @@ def test_a_fork_keeps_the_notes_that_stand_for_its_first_messages(store):
     assert fork.summarized_to == store.messages.branch(fork.id)[1].id
     short = store.chats.get(store.chats.fork(chat, ids[0]))
     assert (short.summary, short.summarized_to) == (None, None)
+
+
+def test_a_search_for_nul_is_a_search_for_the_words_beside_it(store):
+    chat = store.chats.new("m")
+    exchange(store, chat, "a question of birds", "a")
+    found = store.search.find("question birds")
+    assert found and store.search.find("question\0birds") == found
+    assert store.search.newest("birds\0") == store.search.newest("birds")
+    assert store.search.newest("\0") is None and store.chats.get(chat)
