@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Required, TypedDict, Unpack
 
 from ..engine import Chunk, GenerationRequest, Sampling
-from ..engine.context_window import Turn, alternating, as_messages
+from ..engine.context_window import Turn, as_messages, join_neighbours
 from ..engine.types import INTERACTIVE, Begun
 from ..errors import NotFound, UsageError
 from ..models.config.model import Message, writes_nothing
@@ -171,7 +171,7 @@ class Conversations:
         summary, read = self.summaries.read_turns(session_id, turns)
         reserved = self.count_tokens(tool_turns.offered_text(offer)) if offer.tools else 0
         fitting = self._writer.window.fitting(as_messages(read), max_new_tokens, summary, reserved)
-        messages = alternating(fitting)
+        messages = join_neighbours(fitting)
         with_tools = tool_turns.tool_prompt(self._model, messages, offer)
         if with_tools is None:
             return messages, {}

@@ -171,7 +171,7 @@ def as_messages(turns: list[Turn]) -> list[Message]:
     ]
 
 
-def alternating(messages: list[Message]) -> list[Message]:
+def join_neighbours(messages: list[Message]) -> list[Message]:
     """Join neighbouring messages that have the same role and no tool calls, and return the new list. For
     example, two messages of the user are neighbours if the reply between them was empty."""
     found: list[Message] = []

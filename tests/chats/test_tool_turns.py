@@ -9,7 +9,7 @@ from ruvmlx.chats import stored_replies
 from ruvmlx.chats.chat_file import as_json, as_markdown, import_once
 from ruvmlx.chats.tool_turns import ToolOffer, ToolResult, calls_of_json, readable_result
 from ruvmlx.engine import Sampling
-from ruvmlx.engine.context_window import REST_LEFT_OUT, Turn, alternating, as_messages
+from ruvmlx.engine.context_window import REST_LEFT_OUT, Turn, as_messages, join_neighbours
 from ruvmlx.errors import NotFound
 from ruvmlx.models.text.tool_calls import ParsedCall
 from ruvmlx.store import Store
@@ -187,7 +187,7 @@ def test_neighbours_with_calls_stay_apart():
         Turn("assistant", "Done."),
         Turn("assistant", "Really."),
     ]
-    messages = alternating(as_messages(turns))
+    messages = join_neighbours(as_messages(turns))
     assert [m.role for m in messages] == ["user", "assistant", "tool", "tool", "assistant"]
     assert [call["id"] for call in messages[1].tool_calls] == ["1", "2"]
     assert (messages[2].tool_call_id, messages[3].name) == ("1", "g")

@@ -12,10 +12,10 @@ from ruvmlx.engine.context_window import (
     TEMPLATE_TOKENS,
     ContextWindow,
     Turn,
-    alternating,
     as_messages,
     cut,
     first_measured,
+    join_neighbours,
 )
 from ruvmlx.models.config.model import Message
 from ruvmlx.models.text.tool_calls import ParsedCall
@@ -167,7 +167,7 @@ def test_questions_without_a_reply_can_be_left_out(tiny):
     window, turns = ContextWindow(tiny), list[Turn]()
     for n in range(12):
         turns += [Turn("user", f"question {n} {'x' * 60}"), Turn("assistant", "")]
-        found = alternating(window.fitting(as_messages(turns[:-1]), 32))
+        found = join_neighbours(window.fitting(as_messages(turns[:-1]), 32))
         assert len(found) == 1 and found[0].content.endswith(turns[-2].content)
         assert window.message_size(found[0]) + 32 <= window.size
     gone = window.left_out(turns, 32)
