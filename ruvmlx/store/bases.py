@@ -67,8 +67,8 @@ class Bases:
         """Return the highest id that a base LoRA of this adapter, or of a removed adapter of this name, ever
         had; 0 if there was no base LoRA."""
         return self._db.value(
-            "SELECT coalesce(max(id), 0) FROM (SELECT id FROM bases WHERE fingerprint = ?1 AND name = ?2"
-            " UNION ALL SELECT base FROM removed_adapters WHERE fingerprint = ?1 AND name = ?2)",
+            "SELECT max(coalesce((SELECT max(id) FROM bases WHERE fingerprint = ?1 AND name = ?2), 0),"
+            " coalesce((SELECT base FROM removed_adapters WHERE fingerprint = ?1 AND name = ?2), 0))",
             fingerprint,
             name,
         )

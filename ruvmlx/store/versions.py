@@ -126,9 +126,9 @@ class Versions:
         adapters; 0 if there was no version. Another process can still have a version of a removed adapter in
         memory. So no number is used again."""
         return self._db.value(
-            "SELECT coalesce(max(version), 0) FROM (SELECT version FROM adapters WHERE fingerprint = ?1"
-            " AND name = ?2 UNION ALL SELECT version FROM removed_adapters WHERE fingerprint = ?1"
-            " AND name = ?2)",
+            "SELECT max("
+            "coalesce((SELECT max(version) FROM adapters WHERE fingerprint = ?1 AND name = ?2), 0),"
+            " coalesce((SELECT version FROM removed_adapters WHERE fingerprint = ?1 AND name = ?2), 0))",
             fingerprint,
             name,
         )
