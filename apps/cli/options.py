@@ -100,8 +100,8 @@ def resolve(flags: dict[str, Any], selects: bool = False) -> Settings:
 
 
 def with_one_model(settings: Settings) -> Settings:
-    """Return the settings for work with one model. If the largest model of `auto` takes the place of `auto`,
-    print a note."""
+    """Return settings with one model. If the setting `model` is `auto`, choose the largest model of `auto`
+    and print a note."""
     if settings.model != config.AUTO:
         return settings
     from ruvmlx.memory.candidates import single_model

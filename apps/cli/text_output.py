@@ -184,5 +184,5 @@ def _colour() -> bool:
 
 
 def is_terminal() -> bool:
-    """Return True if standard output is a terminal. Standard output can also be closed."""
+    """Return True if standard output is a terminal. Return False if the shell has closed standard output."""
     return sys.stdout is not None and sys.stdout.isatty()

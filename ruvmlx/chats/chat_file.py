@@ -182,8 +182,8 @@ def parse(data: bytes, name: str) -> Imported:
 
 
 def _without_system(raw: list[Any]) -> list[Any]:
-    """Return the messages without the system messages. A message that followed a system message then follows
-    the message before it."""
+    """Return the messages without the system messages. If the parent of a message was a system message, the
+    parent of that system message takes its place."""
     rows, parents = [], dict[int | None, Any]()  # parents: {id of a system message: its parent}
     for item in raw:
         parent = item.get("parent") if isinstance(item, dict) else None
@@ -198,8 +198,8 @@ def _without_system(raw: list[Any]) -> list[Any]:
 
 
 def _messages(raw: list[Any], name: str) -> list[MessageRow]:
-    """Return the messages of a file after a check of their fields. Each parent comes before its children. A
-    message without a parent follows the message before it."""
+    """Check the fields of a file's messages and return the messages. A parent must come before its children.
+    If a message names no parent, the message before it is its parent."""
     rows: list[MessageRow] = []
     known: set[int] = set()
     for n, item in enumerate(raw, 1):

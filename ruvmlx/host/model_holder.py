@@ -141,8 +141,7 @@ class ModelHolder:
 
     @property
     def opened_runtime(self) -> Runtime:
-        """The runtime in use. Raises ModelClosed if the holder has closed the runtime and cannot open it
-        again."""
+        """The open runtime. Raises ModelClosed if no runtime is open."""
         if self.runtime is None:
             raise ModelClosed("no model is open. Choose a model, or start the program again.")
         return self.runtime

@@ -244,7 +244,7 @@ async def test_a_command_ends_an_edit(branching):  # noqa: F811
 
 
 async def test_an_edit_ends_when_a_comparison_hides_its_message(branching):  # noqa: F811
-    """The chosen reply stands in the place of the reply that the user rewrites."""
+    """The chat shows the other reply, so the user can no longer see the reply that the edit rewrites."""
     async with branching() as (app, pilot):
         first = await ask(app, pilot, "Hello")
         old = first.text

@@ -267,14 +267,14 @@ def test_a_chat_of_a_clock_that_runs_ahead_is_not_the_last_one_for_ever(store):
 
 
 def test_another_system_prompt_makes_another_chat(store):
-    def imported(system):
+    def import_chat(system):
         data = {"system": system, "messages": [{"role": "user", "content": "hello"}]}
         return import_once(store, json.dumps(data).encode(), "f")
 
     first, second, again = (
-        imported("You are a pirate"),
-        imported("You are a lawyer"),
-        imported("You are a pirate"),
+        import_chat("You are a pirate"),
+        import_chat("You are a lawyer"),
+        import_chat("You are a pirate"),
     )
     assert (first.is_new, second.is_new, again.is_new) == (True, True, False)
     assert again.session_id == first.session_id != second.session_id

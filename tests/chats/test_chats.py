@@ -255,3 +255,20 @@ def test_another_system_prompt_is_another_room(open_tiny):
         runtime.store.chats.set_system(chat, "a long system prompt " * 14)
         many = runtime.chats.left_out(chat, 64)
         assert len(many) > len(few)
+
+
+def test_a_choice_that_is_not_learned_leaves_the_chat_as_it_is(open_tiny, monkeypatch):
+    with open_tiny() as runtime:
+        chat = runtime.chats.new_chat()
+        say(runtime, chat, "hello", n=4)
+        first = runtime.chats.turns(chat)[-1].id
+        run(runtime.chats.again(chat, **options(temperature=1.0, seed=3)))
+        second = runtime.chats.turns(chat)[-1].id
+
+        def fail(*_):
+            raise StoreBusy("locked")
+
+        monkeypatch.setattr(runtime.choices, "prefer", fail)
+        with pytest.raises(StoreBusy):
+            runtime.chats.prefer(chat, first, second)
+        assert runtime.chats.turns(chat)[-1].id == second

@@ -147,3 +147,9 @@ def test_idle_time_does_not_look_again_at_what_it_cannot_compare(runtime, monkey
     taste.compare(runtime.model, runtime.backend, lambda: None)
     taste.compare(runtime.model, runtime.backend, lambda: None)
     assert [len(ids) for ids in asked] == [2] and not stored_measures(runtime)
+
+
+def test_a_reply_that_another_process_deleted_is_passed_over(open_tiny):
+    with open_tiny() as runtime:
+        kept, gone = runtime.learner.history.unshown, "aaaaaaaaaaaa"
+        assert kept.complete(runtime.model, runtime.backend, [gone], lambda: None) == 0

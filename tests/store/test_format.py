@@ -343,7 +343,7 @@ def test_a_file_written_before_opens_with_everything_in_it(tmp_path, clock, vers
 
 
 def test_a_new_store_has_every_step(tmp_path):
-    """The store of each released format gets the steps that came after it, the newest one included."""
+    """A new store has the newest format. An older store gets the newest format when it opens."""
     for store in (Store(tmp_path / "new.db"), written_by(17, tmp_path)):
         assert VERSION == len(schema._STEPS) == store.db.value("PRAGMA user_version")
         names = {row["name"] for row in store.db.rows("SELECT name FROM sqlite_schema")}

@@ -194,8 +194,8 @@ def test_a_version_after_damage_is_whole(store, path):
 
 
 def test_weights_in_memory_are_not_taken_for_those_of_another_adapter(store, path):
-    """Another process removes the adapter and makes one of the same name: its first version has the next
-    number."""
+    """Another process removes the adapter and makes a new adapter of the same name. The first version of the
+    new adapter has the next number."""
     add(store, 0, weights_of(1))
     with closing(Store(path)) as other:
         other.adapters.delete(*KEY)

@@ -286,8 +286,8 @@ class WriteActions:
         self.edit_as_typed("")
 
     def _question_to_edit(self) -> UserMessage | None:
-        """Return the question of the chosen reply, or else the last question on the screen. If no question
-        can be edited now, tell the user and return None."""
+        """Return the question of the chosen reply. If no reply is chosen, return the last question on the
+        screen. If the user cannot edit a question now, tell the user and return None."""
         chat = self._chat
         reply = chat.chosen_reply()
         message = chat.transcript.question_of(reply) if reply else None

@@ -138,7 +138,7 @@ def cached_folder(name: str) -> Path | None:
 
 
 def repo_folder(name: str) -> Path:
-    """Return the folder of a model's repository in the cache, which need not exist."""
+    """Return the path of a repository's folder in the cache. The folder can be missing."""
     return hub_cache() / f"models--{name.replace('/', '--')}"
 
 
