@@ -83,7 +83,7 @@ KEPT_REPLIES = "prove-replies.db"  # file in the data folder with replies of the
 @click.option(
     "--suite",
     type=click.Path(dir_okay=False),
-    help="Run all users and variants; add the results to this file.",
+    help="Run all users and variants, or those of --user and --learn; add the results to this file.",
 )
 @click.option(
     "--report",
@@ -195,8 +195,8 @@ def _as_chat(flags: dict[str, Any], as_json: bool) -> None:
     )
     raters = list(as_chat.THUMBS) if flags["thumbs"] == "all" else [flags["thumbs"]]
     bench = open_bench(settings, log)
-    learn = flags["learn"]
-    if source("learn") is ParameterSource.DEFAULT:  # the chat's own slow loop, if it takes seconds
+    learn = _given_learn(flags)
+    if learn is None:  # the chat's own slow loop, if it takes seconds
         learn = (
             "style" if loop_of_setting(settings.slow_loop, bench.model.fingerprint) == STYLE else "instant"
         )
@@ -284,11 +284,17 @@ def _suite(flags: dict[str, Any]) -> None:
     results = Path(flags["suite"])
     if flags["report"] is None:
         bench = open_bench(resolve(flags), log)
-        suite.run(bench, _setting(flags), flags["seeds"], flags["user"], results, log)
+        suite.run(bench, _setting(flags), flags["seeds"], flags["user"], _given_learn(flags), results, log)
         return
     command = f"ruvmlx prove --suite {results.name} --seeds {flags['seeds']}"
     markdown = partial(suite.markdown, results, command)
     _write_report(Path(flags["report"]), markdown, suite.picture(results))
+
+
+def _given_learn(flags: dict[str, Any]) -> str | None:
+    """Return the value of --learn, or None if the command has no --learn."""
+    source = click.get_current_context().get_parameter_source("learn")
+    return None if source is ParameterSource.DEFAULT else flags["learn"]
 
 
 def _setting(flags: dict[str, Any]):

@@ -66,18 +66,26 @@ def cells() -> list[SuiteCell]:
 
 
 def run(
-    bench: Bench, setting: TrialSetup, seeds: int, user: str | None, path: Path, log: Callable[[str], None]
+    bench: Bench,
+    setting: TrialSetup,
+    seeds: int,
+    user: str | None,
+    learn: str | None,
+    path: Path,
+    log: Callable[[str], None],
 ) -> None:
     """Run the trials whose results are not in the file, and add their results.
 
     setting: the prompts, the lengths and the temperature of all trials
     seeds: the number of trials of each cell
     user: the name of a simulated user; None for all users
+    learn: a way to learn (`Arm.learn`); None for all ways
     """
+    wanted = [cell for cell in cells() if user in (None, cell.user) and learn in (None, cell.arm.learn)]
     for seed in range(seeds):
-        for cell in cells():
+        for cell in wanted:
             known = {(r["key"], r["seed"]) for r in results(path)}
-            if user in (None, cell.user) and (cell.key, seed) not in known:
+            if (cell.key, seed) not in known:
                 append(path, _result(bench, setting, cell, seed, log))
                 log(f"{cell.key}, seed {seed}: done")
 

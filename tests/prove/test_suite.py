@@ -40,6 +40,19 @@ def test_every_cell_has_its_own_name():
     assert len(set(keys)) == len(keys)
 
 
+def test_a_suite_can_be_limited_to_one_user_and_one_way_to_learn(tmp_path, monkeypatch):
+    path, ran = tmp_path / "results.jsonl", []
+    write(path, "brevity, style", 0, 0.9)
+
+    def result(_bench, _setting, cell, seed, _log):
+        ran.append((cell.key, seed))
+        return {"key": cell.key, "seed": seed, "reach": None, "checkpoints": []}
+
+    monkeypatch.setattr(suite, "_result", result)
+    suite.run(None, None, 2, "brevity", "style", path, lambda line: None)
+    assert ran == [("brevity, style + shuffled", 0), ("brevity, style", 1), ("brevity, style + shuffled", 1)]
+
+
 def test_the_report_says_what_holds_and_what_does_not(tmp_path):
     path = tmp_path / "results.jsonl"
     for seed in range(3):
