@@ -16,11 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from . import settings as config
 from .backends.base import original_model
 from .chats.branch_turns import end_of_question, place_of
 from .chats.conversations import Conversations
 from .engine import Chunk, GenerationRequest, GenerationResponse
 from .engine.context_window import Turn
+from .engine.model_identity import identify
 from .errors import RuvmlxError, StoreError
 from .memory.candidates import AutoModel, AutoModels, find_candidates
 from .memory.load_plan import PROGRAM
@@ -36,6 +38,7 @@ from .sona.adapter_history import AdapterHistory, LearnStatus
 from .sona.optional import router
 from .sona.optional.selector import ModelChoice, ModelSelector, SelectorModel, is_unsure, turns_for
 from .sona.state import RatingResult
+from .store import Store
 
 LETTERS_PER_TOKEN = 3  # a question of more letters than this times the context does not fit the model
 PROBE = 16  # the number of tokens after which a small model may hand a question to a larger one
@@ -63,7 +66,8 @@ class AutoRuntime(Runtime):
     def __init__(self, found: AutoModels, settings: Settings, watch: Watch = QUIET):
         """Open the smallest model. Raises RuvmlxError."""
         self._settings, self._limit = settings, found.limit
-        models = selector_models(found, settings)
+        with contextlib.closing(Store(config.store_file())) as store:
+            models = selector_models(store, found, settings)
         self._candidates = {model.fingerprint: candidate for candidate, model in models}
         self._open: dict[str, Runtime] = {}
         self._problems: dict[str, str] = {}  # fingerprint -> the reason why this model cannot be opened
@@ -259,13 +263,16 @@ class AutoRuntime(Runtime):
             self.selector.train_if_due(TRAIN_EVERY)
 
 
-def selector_models(found: AutoModels, settings: Settings) -> list[tuple[AutoModel, SelectorModel]]:
-    """Return the models with what the selector knows of them. The weights are not read. A model that cannot
+def selector_models(
+    store: Store, found: AutoModels, settings: Settings, claim: bool = True
+) -> list[tuple[AutoModel, SelectorModel]]:
+    """Return the models with what the selector knows of them. Most of the weights are not read. claim: as in
+    `identify`. A model that cannot
     be loaded is an error if the setting auto_models names it; else it is left out."""
     models = []
     for candidate in found.models:
         try:
-            model = load_model(candidate.name)
+            model = identify(store, load_model(candidate.name), claim)
         except RuvmlxError:
             if settings.auto_models:
                 raise

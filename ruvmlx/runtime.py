@@ -23,6 +23,7 @@ from .chats.reply_writer import ReplyWriter
 from .engine import Chunk, LLMInferenceEngine
 from .engine.context_window import Turn
 from .engine.draft_model import DraftModel
+from .engine.model_identity import identify
 from .engine.scheduler import Scheduler
 from .errors import StoreBusy
 from .kv.disk import CacheFolder
@@ -122,7 +123,7 @@ class Runtime:
             planning = Planning(
                 watch, choice, settings.model, settings.backend, settings.max_context, settings.memory_bytes
             )
-            loaded = planning.load(settings.model)
+            loaded = identify(store, planning.load(settings.model))
             if not loaded.shape.writes:  # an encoder has no output head, and no tokens to guess
                 settings = replace(settings, adapter="none", draft_model=None)
             budget = (settings.kv_budget or 0) << 20

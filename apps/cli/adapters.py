@@ -1,6 +1,7 @@
 """The command `ruvmlx adapters` lists, switches, copies, exports, imports and deletes adapters. An adapter is
 a named set of weights that the model learned from ratings."""
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import click
 
 from ruvmlx import settings as config
-from ruvmlx.errors import NotFound, UsageError
+from ruvmlx.errors import NotFound, StoreError, UsageError
 from ruvmlx.settings import settings_file
 from ruvmlx.text import one_line, size
 
@@ -35,10 +36,12 @@ class _Open:
     def __init__(self, flags: dict[str, Any], reading: bool = False):
         """reading: True if the command changes nothing in the store, so that a read-only folder is no
         error."""
+        from ruvmlx.engine.model_identity import identify
         from ruvmlx.store import Store
 
         settings = resolve(flags)
-        self.store, self.model = Store(config.store_file(), reading), load_model(settings.model)
+        self.store = Store(config.store_file(), reading)
+        self.model = identify(self.store, load_model(settings.model), not reading)
         self.name = settings.adapter_name
 
     def require_name(self) -> str:
@@ -331,10 +334,13 @@ def _why_not_deleted(name: str) -> str:
 @json_option
 def fuse(folder: Path, dtype: str | None, dequantize: bool, as_json: bool, **flags: Any) -> None:
     """Write the model, with what it learned, to a new FOLDER that mlx-lm can load."""
+    from ruvmlx.engine.model_identity import identify
     from ruvmlx.lora.fuse import fuse as write
 
     opened = _Open(flags, reading=True)
     change = opened.change()
+    with suppress(StoreError):  # the new model can have the fingerprint of this one
+        identify(opened.store, opened.model)
     write(opened.model, change, folder, dtype, dequantize)
     nbytes = sum(p.stat().st_size for p in folder.iterdir())
     facts = {**opened.facts(opened.require_name()), "rank": change.rank, "bytes": nbytes, "path": str(folder)}
@@ -345,13 +351,7 @@ def fuse(folder: Path, dtype: str | None, dequantize: bool, as_json: bool, **fla
         if nbytes > (was := opened.model.bytes):
             hint(f"It is larger than the model ({size(was)}): the changed weights have more bits.")
         command = f"ruvmlx chat --model {shell_path(folder)}"
-        if load_model(str(folder)).fingerprint == opened.model.fingerprint:
-            hint(
-                f"`{command} --adapter none` chats with it. Do not use the adapter {opened.name!r} with it: "
-                "the new model already has what this adapter learned."
-            )
-        else:
-            hint(f"`{command}` chats with it. The adapter is not applied twice.")
+        hint(f"`{command}` chats with it. The adapter is not applied twice.")
 
 
 VERBS = [adapters]

@@ -47,6 +47,7 @@ def _history(flags: dict[str, Any], reading: bool = False, settings: Settings | 
     """Return the AdapterHistory (versions and ratings) of the adapter that the flags choose, without loading
     the model's weights. reading: True if the command changes nothing, so that a read-only folder is no
     error. settings: the settings that the flags choose, if the caller has resolved them."""
+    from ruvmlx.engine.model_identity import identify
     from ruvmlx.sona.adapter_history import AdapterHistory
     from ruvmlx.store import Store
 
@@ -57,7 +58,8 @@ def _history(flags: dict[str, Any], reading: bool = False, settings: Settings | 
             "no adapter is in use, so nothing is learned: name one with --adapter, or choose one with "
             "`ruvmlx adapters use NAME`."
         )
-    model, store = load_model(settings.model), Store(config.store_file(), reading)
+    store = Store(config.store_file(), reading)
+    model = identify(store, load_model(settings.model), not reading)
     known = [row.name for row in store.adapters.all(model.fingerprint)]
     if flags.get("adapter") and name not in (*known, *BUILT_IN):
         raise UsageError(f"{unknown_adapter(name, known)} `ruvmlx adapters ls` lists them.")
@@ -372,13 +374,15 @@ def kv_policy(measure: bool, as_json: bool, **flags: Any) -> None:
 def _tier_history(flags: dict[str, Any]):
     """Return the history of the chosen model's KV cache policies, without loading weights."""
     from ruvmlx.backends.select import asked_policy, describe
+    from ruvmlx.engine.model_identity import identify
     from ruvmlx.kv_tuning.tier_measurement import TierHistory
     from ruvmlx.store import Store
 
     settings = resolve(flags)
     asked = asked_policy(settings.kv, settings.kv_tiers)
-    model, backend = load_model(settings.model), describe(settings.backend).name
-    return TierHistory(Store(config.store_file(), reading=True), model.fingerprint, backend, asked)
+    store = Store(config.store_file(), reading=True)
+    model, backend = identify(store, load_model(settings.model), False), describe(settings.backend).name
+    return TierHistory(store, model.fingerprint, backend, asked)
 
 
 VERBS = [learn]

@@ -77,6 +77,7 @@ def _show(facts: dict[str, Any]) -> None:
 def router_of(settings: "Settings", reading: bool) -> "Router":
     """Return the router of the adapter that the settings choose. The function does not load weights. reading:
     True if the caller changes nothing, so that a read-only folder is no error."""
+    from ruvmlx.engine.model_identity import identify
     from ruvmlx.sona.adapter_history import AdapterHistory
     from ruvmlx.sona.optional.router import Router
     from ruvmlx.store import Store
@@ -84,7 +85,8 @@ def router_of(settings: "Settings", reading: bool) -> "Router":
     name = settings.adapter_name
     if name is None:
         raise UsageError("--adapter none leaves the router nothing to choose; name an adapter.")
-    store, fingerprint = Store(config.store_file(), reading), load_model(settings.model).fingerprint
+    store = Store(config.store_file(), reading)
+    fingerprint = identify(store, load_model(settings.model), not reading).fingerprint
     return Router(store, AdapterHistory(store, fingerprint, name), fingerprint, settings.examples > 0)
 
 
@@ -98,10 +100,9 @@ def _selector(settings: "Settings", reading: bool) -> "ModelSelector | None":
     from ruvmlx.sona.optional.selector import ModelSelector
     from ruvmlx.store import Store
 
-    models = selector_models(find_candidates(settings), settings)
-    if len(models) < 2:
-        return None
-    return ModelSelector(Store(config.store_file(), reading), [model for _, model in models])
+    store = Store(config.store_file(), reading)
+    models = selector_models(store, find_candidates(settings), settings, not reading)
+    return ModelSelector(store, [model for _, model in models]) if len(models) > 1 else None
 
 
 def show_router(facts: dict[str, Any]) -> None:

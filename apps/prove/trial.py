@@ -131,13 +131,13 @@ class Bench:
         probe is None if the package has it."""
         self.model, self.backend, self.chosen = model, backend, chosen or {}
         self.neutral = NeutralText(backend, model.tokenizer)
-        self.untouched = UntouchedReplies(backend, model.fingerprint, kept_replies)
+        self.untouched = UntouchedReplies(backend, f"{model.fingerprint} {model.content()}", kept_replies)
         self.question_states: dict[str, np.ndarray] = {}  # the pooled hidden state [D] of each question
         self._base: dict[tuple, list[TrialReply]] = {}
         self._unshown: dict[tuple, dict[str, np.ndarray]] = {}
         self.measured = measured
         self._directions_file = kept_replies and kept_replies.with_name(
-            f"prove-directions-{model.fingerprint[:16]}.npz"
+            f"prove-directions-{model.content()[:16]}.npz"
         )
         self._directions = b""
 

@@ -42,14 +42,14 @@ class JudgedReply:
 
 
 class UntouchedReplies:
-    """The replies of a backend's model without an adapter. file: the file that keeps the replies; None to
-    keep no replies."""
+    """The replies of a backend's model without an adapter. model: a text that differs between two models.
+    file: the file that keeps the replies; None to keep no replies."""
 
-    def __init__(self, backend: Backend, fingerprint: str, file: Path | None = None):
+    def __init__(self, backend: Backend, model: str, file: Path | None = None):
         self._backend, self._file = backend, file
         # The kind of kernels is a part of the key, because other kernels round differently and give other
         # replies. The number of threads is left out, because it does not change a reply.
-        self._model = [fingerprint, backend.name, backend.kernels.partition(",")[0]]
+        self._model = [model, backend.name, backend.kernels.partition(",")[0]]
 
     @property
     def are_kept(self) -> bool:

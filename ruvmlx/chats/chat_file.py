@@ -1,12 +1,13 @@
 """This module writes chats to files and reads chats from files. A JSON file has every branch of a chat; a
 Markdown file has only the current branch.
 
-JSON: {"format": "ruvmlx-chat", "id", "title", "system", "model", "created", "updated", "head", "messages":
-    [{"id", "parent", "role", "content", "rating", "finish_reason", "created", "calls"}], "preferences":
-    [{"better", "worse", "kind"}]}; better and worse are the ids of two messages, of which the user prefers
-    the first; tool_turns.py describes "calls". `parse` reads files in this JSON format, and files of other
-    programs with any object or list of {"role", "content"} messages. Of a reply, `parse` reads the text and
-    the tool calls, but no rating and no tokens, so the user cannot rate or continue imported replies.
+JSON: {"format": "ruvmlx-chat", "id", "title", "system", "model", "created", "updated", "head", "summary",
+    "summarized_to", "messages": [{"id", "parent", "role", "content", "rating", "finish_reason", "created",
+    "calls"}], "preferences": [{"better", "worse", "kind"}]}; summarized_to is the id of the last message
+    that the summary replaces for the model; better and worse are the ids of two messages, of which the user
+    prefers the first; tool_turns.py describes "calls". `parse` reads files in this JSON format, and files of
+    other programs with any object or list of {"role", "content"} messages. Of a reply, `parse` reads the text
+    and the tool calls, but no rating and no tokens, so the user cannot rate or continue imported replies.
 """
 
 import json
@@ -45,6 +46,8 @@ def as_json(store: Store, session_id: str) -> dict[str, Any]:
         "created": session.created,
         "updated": session.updated,
         "head": path[-1].id if path else None,
+        "summary": session.summary,
+        "summarized_to": session.summarized_to,
         "messages": [
             {
                 "id": m.id,
@@ -119,6 +122,8 @@ class Imported:
     head: int | None = None
     created: float = 0.0  # seconds since 1970; 0: the file has no time
     updated: float = 0.0
+    summary: str | None = None
+    summarized_to: int | None = None  # the id of the last message that the summary replaces
 
 
 @dataclass(frozen=True)
@@ -140,8 +145,9 @@ def import_once(store: Store, data: bytes, name: str) -> ImportResult:
 
 def _add(store: Store, chat: Imported) -> str:
     return store.chats.add(
-        chat.model, chat.system, chat.title, chat.messages, chat.head, chat.created, chat.updated
-    )
+        chat.model, chat.system, chat.title, chat.messages, chat.head, chat.created, chat.updated,
+        chat.summary, chat.summarized_to,
+    )  # fmt: skip
 
 
 def chat_files(path: Path) -> list[Path]:
@@ -177,6 +183,7 @@ def parse(data: bytes, name: str) -> Imported:
     chat.created = _moment(found.get("created")) or times[0]
     chat.updated = _moment(found.get("updated")) or times[-1]
     head = _number(found.get("head"))
+    chat.summary, chat.summarized_to = _text(found.get("summary")), _number(found.get("summarized_to"))
     chat.head = head if head in {m.id for m in messages} else messages[-1].id
     return chat
 

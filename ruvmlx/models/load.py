@@ -2,6 +2,7 @@
 weights are read later, through `Model.load_weights`."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ def load_model(name: str | None = None, watch: Watch = QUIET) -> Model:
 
 def load_gguf(path: Path, name: str | None = None) -> Model:
     from .config.encoder import is_gguf_encoder
-    from .config.fingerprint import fingerprint
+    from .config.fingerprint import content_hash, fingerprint
     from .files.gguf_split import read_whole, whole_name
     from .text.gguf_tokenizer import gguf_tokenizer
     from .weights.gguf_model import check_gguf, weights_loader
@@ -57,6 +58,7 @@ def load_gguf(path: Path, name: str | None = None) -> Model:
         tokenizer=tokenizer,
         load_weights=weights_loader(file, config),
         fingerprint=fingerprint(config, layout, map(file.raw, sampled)),
+        content=partial(content_hash, layout, lambda name: file.raw(file.tensors[name])),
         parameters=parameter_count(config),
         bytes=file.tensor_bytes,
         default_sampling=_gguf_sampling(file.metadata, config.model_type, path),
@@ -66,7 +68,7 @@ def load_gguf(path: Path, name: str | None = None) -> Model:
 
 
 def _load_encoder(file: "GGUFFile", name: str) -> Model:
-    from .config.fingerprint import fingerprint
+    from .config.fingerprint import content_hash, fingerprint
     from .text.gguf_tokenizer import gguf_tokenizer
     from .weights.encoder_files import open_encoder_gguf
 
@@ -80,6 +82,7 @@ def _load_encoder(file: "GGUFFile", name: str) -> Model:
         tokenizer=tokenizer,
         load_weights=found.load_weights,
         fingerprint=fingerprint(found.shape, found.layout, found.samples()),
+        content=partial(content_hash, found.layout, found.raw),
         parameters=found.parameters,
         bytes=found.bytes,
         types=found.types,

@@ -96,6 +96,8 @@ class Chats:
         head: int | None,
         created: float = 0.0,
         updated: float = 0.0,
+        summary: str | None = None,
+        summarized_to: int | None = None,
     ) -> str:
         """Commit a chat with all its messages and return its id.
 
@@ -106,14 +108,18 @@ class Chats:
         messages: parents before children
         head: the id of the last message of the current branch
         created, updated: seconds since 1970; 0 is now
+        summary, summarized_to: as in SessionRow; if no message has the id `summarized_to`, the chat gets no
+            summary
         """
         with self._db.transaction():
             new = self.new(model, system, title)
             self._set(new, "deleted", FILLING)
         try:
-            self._messages.add_tree(new, messages, head, _FILLING_SLICE)
+            copies = self._messages.add_tree(new, messages, head, _FILLING_SLICE)
             with self._db.transaction():
                 self._set(new, "deleted", None)
+                if summary and (last := copies.get(summarized_to)):
+                    self.set_summary(new, summary, last)
                 for column, when in (("created", created), ("updated", updated)):
                     if when:
                         self._set(new, column, when)

@@ -1,16 +1,31 @@
 """This module stores data that is computed once for each model: KL probes (they measure how far an adapter
-changes the model) and the whitening of hidden states (a linear map that makes their directions
-comparable)."""
+changes the model), the whitening of hidden states (a linear map that makes their directions comparable), and
+which model has which fingerprint."""
 
 from .database import Database
 
 
 class ModelData:
-    """This class reads and writes the tables `neutral` (KL probes) and `whitening`. The key of a row is the
-    model's fingerprint; the calibration of a layer LoRA has its own key."""
+    """This class reads and writes the tables `neutral` (KL probes), `whitening` and `known_models`. The key
+    of a row is the model's fingerprint; the calibration of a layer LoRA has its own key."""
 
     def __init__(self, db: Database):
         self._db = db
+
+    def own_fingerprint(self, fingerprint: str, content: str, claim: bool = True) -> str:
+        """Return the fingerprint under which this store keeps the data of a model. This is `fingerprint`, if
+        no other model of the same fingerprint came first; else it is `content`.
+
+        content: a hash of more of the model's bytes. claim: if True and the fingerprint belongs to no model
+            yet, it belongs to this model from now on.
+        """
+        sql = "SELECT content FROM known_models WHERE fingerprint = ?"
+        owner = self._db.value(sql, fingerprint)
+        if owner is None and claim:
+            with self._db.transaction():
+                self._db.execute("INSERT OR IGNORE INTO known_models VALUES (?, ?)", fingerprint, content)
+                owner = self._db.value(sql, fingerprint)
+        return fingerprint if owner in (None, content) else content
 
     def reference_text(self, fingerprint: str) -> bytes | None:
         """Return, as bytes, a KL probe (key: the model's fingerprint) or the calibration of a layer LoRA (its

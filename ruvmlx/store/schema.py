@@ -251,6 +251,11 @@ CREATE TABLE removed_adapters (  -- their last numbers; a new adapter of the sam
   PRIMARY KEY (fingerprint, name)
 );
 """
+_V20 = """
+CREATE TABLE known_models (  -- the model to which a fingerprint belongs, see model_data.py
+  fingerprint TEXT PRIMARY KEY, content TEXT NOT NULL
+);
+"""
 _STEPS = (
     _V1,
     _V2,
@@ -271,6 +276,7 @@ _STEPS = (
     _V17,
     _V18,
     _V19,
+    _V20,
 )  # each migration step brings the store's file from one format version to the next
 VERSION = len(_STEPS)  # the newest format
 

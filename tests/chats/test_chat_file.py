@@ -42,6 +42,27 @@ def test_a_chat_comes_back_with_its_branches(store, tmp_path):
     assert all(m.reply_id is None for m in other.messages.branch(back))
 
 
+@pytest.mark.parametrize("to,kept", [(1, 1), (None, None), (99, None), ("1", None)])
+def test_the_notes_of_a_chat_come_back(store, tmp_path, to, kept):
+    """to: the place of the message in the file; kept: the same after the import. A reference to no message
+    leaves the notes out."""
+    chat = store.chats.new("m")
+    exchange(store, chat, "q", "one")
+    exchange(store, chat, "more", "two")
+    ids = [m.id for m in store.messages.branch(chat)]
+    store.chats.set_summary(chat, "They said one.", ids[1])
+    data = as_json(store, chat)
+    assert data["summary"] == "They said one." and data["summarized_to"] == ids[1]
+    data["summarized_to"] = ids[to] if to == 1 else to
+    other = Store(tmp_path / "other.db")
+    other.chats.new("m")
+    exchange(other, other.chats.new("m"), "another", "chat")  # so that ids differ
+    back = import_once(other, json.dumps(data).encode(), "f.json").session_id
+    row, messages = other.chats.get(back), other.messages.branch(back)
+    assert row.summarized_to == (None if kept is None else messages[kept].id)
+    assert row.summary == (None if kept is None else "They said one.")
+
+
 @pytest.mark.parametrize("wrapped", [True, False])
 def test_messages_of_other_programs(store, wrapped):
     """{"role", "content"} alone, as a list or in an object; a system message is the system prompt."""

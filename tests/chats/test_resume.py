@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -9,7 +10,9 @@ from safetensors.numpy import load_file, save_file
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.chats import soft_delete
 from ruvmlx.engine import LLMInferenceEngine
+from ruvmlx.engine.model_identity import identify
 from ruvmlx.engine.session_disk import model_key
+from ruvmlx.errors import StoreBusy
 from ruvmlx.models.load import load_model
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
@@ -143,16 +146,21 @@ def test_the_command_line_keeps_them(starter_file, home, process):  # noqa: F811
     assert chats_with_pages(home) == set()
 
 
-def test_a_model_with_other_layers_does_not_read_the_caches(tiny_folder, home, tmp_path):
-    """Two models whose fingerprints are equal, because only a matrix differs that the fingerprint leaves
-    out."""
+def other_layers(folder, tmp_path) -> Path:
+    """A model that differs from that of `folder` only in a matrix that the fingerprint leaves out."""
     other = tmp_path / "other"
-    shutil.copytree(tiny_folder, other)
+    shutil.copytree(folder, other)
     (file,) = other.glob("*.safetensors")
     tensors = load_file(file)
     name = "model.layers.1.mlp.down_proj.weight"
     save_file(tensors | {name: -tensors[name]}, file, {"format": "pt"})
-    keys = []
+    return other
+
+
+def test_a_model_with_other_layers_does_not_read_the_caches(tiny_folder, home, tmp_path):
+    """Two models whose fingerprints are equal, because only a matrix differs that the fingerprint leaves
+    out."""
+    other, keys = other_layers(tiny_folder, tmp_path), []
     for folder in (tiny_folder, other):
         model = load_model(str(folder))
         keys.append((model.fingerprint, model_key(model)))
@@ -161,3 +169,27 @@ def test_a_model_with_other_layers_does_not_read_the_caches(tiny_folder, home, t
         LLMInferenceEngine(model, NativeBackend(model, threads=1)).sessions.keys.key(None)["model"]
         == keys[1][1]
     )
+
+
+def test_a_model_with_other_layers_has_its_own_adapters(tiny_folder, home, tmp_path):
+    """The first of the two that opens keeps the fingerprint, so adapters of earlier versions still fit it."""
+    models = [str(tiny_folder), str(other_layers(tiny_folder, tmp_path))]
+    known, reply_ids = [], []
+    for name in (*models, *models):
+        with Runtime.open(Settings(model=name, backend="native", system="", kv_disk=None)) as runtime:
+            known.append((runtime.model.fingerprint, [row.version for row in runtime.adapters()]))
+            if not reply_ids:
+                reply_ids.append(say(runtime, runtime.chats.new_chat(), "hello").request_id)
+                runtime.rate(reply_ids[0], "up")
+    assert known[0][0] == known[2][0] == load_model(models[0]).fingerprint != known[1][0] == known[3][0]
+    assert [max(versions, default=0) for _, versions in known] == [0, 0, 1, 0]
+
+
+def test_a_locked_store_does_not_stop_a_new_model(tiny, home, monkeypatch):
+    store = Store(home / "ruvmlx.db")
+
+    def refuse():
+        raise StoreBusy("locked")
+
+    monkeypatch.setattr(store.db, "transaction", refuse)
+    assert identify(store, tiny).fingerprint == tiny.fingerprint

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from ruvmlx.models.config.fingerprint import fingerprint
+from ruvmlx.models.config.fingerprint import content_hash, fingerprint
 from ruvmlx.models.config.model import QueryScale
 from ruvmlx.models.config.rope_scaling import DynamicRope, LinearRope
 
@@ -42,3 +43,16 @@ def test_what_families_change_is_part_of_it():
     assert len(set(found)) == len(found)
     again = replace(config, biases=frozenset({"k_proj", "q_proj"}))
     assert fingerprint(again, {}, []) == found[1]
+
+
+def test_the_content_depends_on_every_tensor():
+    tensors = {name: np.arange(size, dtype=np.uint8) for name, size in (("a", 0), ("b", 7), ("c", 5000))}
+    found = {content_hash(tensors, tensors.get)}
+    for name in ("b", "c"):
+        changed = tensors | {name: tensors[name] ^ 1}
+        found.add(content_hash(changed, changed.get))
+    renamed = {"a": tensors["a"], "b": tensors["b"], "d": tensors["c"]}
+    found.add(content_hash(renamed, renamed.get))
+    assert len(found) == 4
+    backwards = dict(reversed(tensors.items()))
+    assert content_hash(backwards, tensors.get) == content_hash(tensors, tensors.get)

@@ -100,10 +100,10 @@ class Follower:
         try:
             path = Path(facts["path"])
             model = load_model(str(path) if path.exists() else facts["name"])
-            if model.fingerprint != facts["fingerprint"]:
+            if (content := model.content()) != facts["content"]:
                 raise UnsupportedModel(
-                    f"its {facts['name']} has other weights (hash {model.fingerprint[:12]}) than rank 0's "
-                    f"({facts['fingerprint'][:12]}). Copy the same files to both"
+                    f"its {facts['name']} has other weights (hash {content[:12]}) than rank 0's "
+                    f"({facts['content'][:12]}). Copy the same files to both"
                 )
             part = Part.of(model, self._place.rank, self._place.ranks)
             self._models[facts["model"]] = OpenShard(model, part)

@@ -210,6 +210,8 @@ class Model:
     # a hash of the model's content that does not depend on its path; an adapter fits only the model with the
     # fingerprint for which it was trained
     fingerprint: str
+    # returns a hash of a piece of every tensor (fingerprint.content_hash)
+    content: Callable[[], str]
     parameters: int
     bytes: int
     # The recommended sampling settings (sampling_defaults.py).

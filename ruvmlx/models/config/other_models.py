@@ -66,6 +66,10 @@ class OtherFolder:
         """Raise UnsupportedModel, because mlx-lm reads the files itself."""
         raise UnsupportedModel(f"a model of type {self.shape.model_type} is read by mlx-lm alone.")
 
+    def raw(self, name: str) -> np.ndarray:
+        """Return the bytes of a tensor, uint8 [n]."""
+        return self.tensors[name].raw()
+
     def samples(self) -> Iterator[np.ndarray]:
         """Yield the raw bytes of the _SAMPLED largest tensors for the fingerprint. The bytes differ between
         two trainings of the same architecture."""

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from ...errors import CorruptFile, UnsupportedModel
 from ..config.embedding_model import folder_embeds
 from ..config.encoder import is_encoder
 from ..config.families import family_of
-from ..config.fingerprint import fingerprint
+from ..config.fingerprint import content_hash, fingerprint
 from ..config.hf_config import Affine, config_from_json, quantization, text_config, text_name
 from ..config.layout import check_shapes, check_vocab, matrices, parameter_count, vectors
 from ..config.model import Model, ModelConfig, Weights
@@ -76,6 +77,10 @@ class Folder:
     def load_weights(self) -> Weights:
         return FolderWeights(self.tensors, self.plan)
 
+    def raw(self, name: str) -> np.ndarray:
+        """Return the bytes of a tensor, uint8 [n]."""
+        return self.tensors[name].raw()
+
     def samples(self) -> Iterator[np.ndarray]:
         """Yield the raw bytes of the tensors in SAMPLED for the fingerprint. The bytes differ between two
         trainings of the same architecture."""
@@ -119,6 +124,7 @@ def load_folder(path: Path, name: str) -> Model:
         tokenizer=tokenizer,
         load_weights=folder.load_weights,
         fingerprint=fingerprint(folder.shape, folder.layout, folder.samples()),
+        content=partial(content_hash, folder.layout, folder.raw),
         parameters=folder.parameters,
         bytes=folder.bytes,
         default_sampling=sampling_defaults(generation, folder.shape.model_type, [name, path.name]),
