@@ -37,7 +37,7 @@ from .layer_part import LayerKLGuard, LayerPart
 from .measure_directions import StoredDirections
 from .rating_index import RatingIndex
 from .reply_traces import ReplyTraces
-from .state import LearnerState, PreferenceResult, RatingResult
+from .state import CommittedUpdate, LearnerState, PreferenceResult, RatingResult
 from .taste_push import TastePush
 from .trace import Trace, mean_logprobs
 from .user_taste import UserTaste
@@ -173,7 +173,13 @@ class Learner:
         rating = objective.check_rating(rating)
         reply = self.rateable(reply_id)
         self.active.measure(watch=watch, is_hurried=True)
-        return self.retry_commit(lambda: self._rate(reply, rating, note, started))
+        made = self.retry_commit(lambda: self.commit_rating(reply, rating, note))
+        total_us = 1e6 * (time.perf_counter() - started)
+        after, logprobs = made.after, self._logprobs(made.traces[0], made)
+        return RatingResult(
+            reply.id, rating, made.has_effect, made.apply_us, total_us, *logprobs, after.kl, instant.KL_CAP,
+            after.micro.norm, after.version, reason_of(rating, note), made.replaces,
+        )  # fmt: skip
 
     def retry_commit(self, attempt: Callable[[], T]) -> T:
         """Call `attempt`, which computes and commits an update, and return its result. If another process
@@ -189,7 +195,8 @@ class Learner:
             self.active.reload()
             raise
 
-    def _rate(self, reply: ReplyRow, rating: str, note: str, started: float) -> RatingResult:
+    def commit_rating(self, reply: ReplyRow, rating: str, note: str) -> CommittedUpdate:
+        """Update the weights by a rating, and commit both. HeadMoved: another process commits first."""
         self.active.catch_up()
         self.active.install_base()
         before, earlier = self.state, self.history.reasons.rating_of(reply.id)
@@ -205,13 +212,7 @@ class Learner:
         self.taste_push.note_rating(before.version, version)
         if reason_of(rating, note) != "facts":
             self.rating_index.add_rating(reply, rating, version)
-        total_us = 1e6 * (time.perf_counter() - started)
-        logprobs = self._logprobs(trace, before, new)
-        return RatingResult(
-            reply.id, rating, _has_changed(before, new), apply_us, total_us, *logprobs,
-            new.kl, instant.KL_CAP, new.micro.norm, version, reason_of(rating, note),
-            earlier[0] if earlier else "",
-        )  # fmt: skip
+        return CommittedUpdate(before, self.state, [trace], apply_us, earlier[0] if earlier else "")
 
     def give_reason(self, reply_id: str, reason: str) -> RatingResult:
         """Store why a user rated a reply bad, as the beginning of the rating's note, and give the rating
@@ -256,11 +257,18 @@ class Learner:
         if better.prompt != worse.prompt:
             raise UsageError("a preference is between replies to one question; these answer two.")
         self.active.measure(is_hurried=True)
-        return self.retry_commit(lambda: self._prefer(better, worse, kind, strength, started))
+        made = self.retry_commit(lambda: self.commit_preference(better, worse, kind, strength))
+        total_us = 1e6 * (time.perf_counter() - started)
+        after, (high, low) = made.after, [self._logprobs(trace, made) for trace in made.traces]
+        return PreferenceResult(
+            better.id, worse.id, kind, strength, made.has_effect, made.apply_us, total_us,
+            high[0] - low[0], high[1] - low[1], after.kl, instant.KL_CAP, after.micro.norm, after.version,
+        )  # fmt: skip
 
-    def _prefer(
-        self, better: ReplyRow, worse: ReplyRow, kind: str, strength: float, started: float
-    ) -> PreferenceResult:
+    def commit_preference(
+        self, better: ReplyRow, worse: ReplyRow, kind: str, strength: float
+    ) -> CommittedUpdate:
+        """Update the weights by a preference, and commit both. HeadMoved: another process commits first."""
         self.active.catch_up()
         self.active.install_base()
         before = self.state
@@ -273,12 +281,7 @@ class Learner:
         version = self.history.pairs.commit(before.version, row, state, new.kl, new.micro.norm)
         self.active.state = replace(new, base=before.base, version=version)
         self.taste_push.note_rating(before.version, version)
-        total_us = 1e6 * (time.perf_counter() - started)
-        high, low = (self._logprobs(trace, before, new) for trace in traces)
-        return PreferenceResult(
-            better.id, worse.id, kind, strength, _has_changed(before, new), apply_us, total_us,
-            high[0] - low[0], high[1] - low[1], new.kl, instant.KL_CAP, new.micro.norm, version,
-        )  # fmt: skip
+        return CommittedUpdate(before, self.state, traces, apply_us)
 
     def _pair_weights(self, strength: float, better: Trace, worse: Trace) -> tuple[float, float]:
         if not self._learns:
@@ -385,16 +388,13 @@ class Learner:
             state = replace(state, layer_lora=layers)
         return state.layer_lora
 
-    def _logprobs(self, trace: Trace, old: LearnerState, new: LearnerState) -> tuple[float, float]:
-        """Return the reply's mean log-probability per token (nats) with the old and with the new weights.
+    def _logprobs(self, trace: Trace, made: CommittedUpdate) -> tuple[float, float]:
+        """Return the reply's mean log-probability per token (nats) before and after an update.
 
         The result is exact for changes of the MicroLoRA. For changes of a layer LoRA, the result is a
         first-order estimate from the layer gradient.
         """
-        means = mean_logprobs(trace, (old.micro, new.micro), self.backend.head)
-        before, after = (self.layers.logprob_shift(trace, state) for state in (old, new))
+        states = made.before, made.after
+        means = mean_logprobs(trace, [state.micro for state in states], self.backend.head)
+        before, after = (self.layers.logprob_shift(trace, state) for state in states)
         return means[0] + before, means[1] + after
-
-
-def _has_changed(before: LearnerState, after: LearnerState) -> bool:
-    return after.micro is not before.micro or after.layer_lora is not before.layer_lora

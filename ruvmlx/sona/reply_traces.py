@@ -3,6 +3,8 @@ which a rating needs. The newest traces are in memory, and older traces are in t
 not have the trace either, the model reads the reply again in a prefill."""
 
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 
 from ..backends.base import original_model, with_lora
 from ..errors import NotFound
@@ -16,6 +18,7 @@ from .state import LearnerState
 from .trace import Trace
 
 _TRACES_IN_MEMORY = 4
+_READ_AHEAD_BYTES = 128 << 20  # the maximum size of the traces that `read_ahead` keeps
 
 
 class ReplyTraces:
@@ -28,6 +31,7 @@ class ReplyTraces:
         self._learns = learns
         self.held: OrderedDict[str, Trace] = OrderedDict()  # traces by reply id, the newest last
         self._stored: set[str] = set()  # the ids of replies in `held` whose traces are in the store, too
+        self._ahead: dict[str, Trace] = {}  # the traces of `read_ahead`, by reply id
 
     @property
     def nbytes(self) -> int:
@@ -90,7 +94,7 @@ class ReplyTraces:
         """Return the reply's trace under the weights of `state`."""
         if reply.id in self.held:
             self._settle(reply.id)
-        trace = self.held.get(reply.id) or self._read(reply, state)
+        trace = self.held.get(reply.id) or self._read(reply, state) or self._ahead.get(reply.id)
         if trace is None or self._active.history.base_of(max(0, trace.version)) != state.base:
             trace = self.replay(reply, state)  # the old trace's hidden states come from another base LoRA
         self._read_layers(reply, trace, state)
@@ -126,6 +130,22 @@ class ReplyTraces:
         if data is None or not (reply.adapter == self._active.history.name or reply.adapter_version == 0):
             return None
         return Trace.from_bytes(data, state.micro)
+
+    @contextmanager
+    def read_ahead(self, reply_ids: Iterable[str], state: LearnerState) -> Iterator[None]:
+        """Let the model read these replies now, so that the block need not wait for it. Replies with a trace
+        in memory or in the store are left out, and so are all replies after _READ_AHEAD_BYTES of traces.
+        Ratings that change layers below the output head read each reply in the block."""
+        left = 0 if self._layers.needs_gradient(state) else _READ_AHEAD_BYTES
+        try:
+            for reply in map(self._store.replies.get, reply_ids):
+                if left > 0 and reply.id not in self.held and self._read(reply, state) is None:
+                    with suppress(NotFound):  # the block says which words are missing
+                        trace = self._ahead[reply.id] = self.replay(reply, state)
+                        left -= trace.nbytes
+            yield
+        finally:
+            self._ahead.clear()
 
     def replay(self, reply: ReplyRow, state: LearnerState) -> Trace:
         """Compute the trace of a reply again under `state`, with one prefill over the prompt and the reply.

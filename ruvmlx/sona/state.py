@@ -1,12 +1,14 @@
 """This module defines the state of a learner (learner.py): its weights, their adapter version, their KL, and
 the id of their base LoRA. The module also defines the results of a rating and of a preference."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..lora import MicroLoRA
 from ..lora.base_lora import BaseLoRA
 from ..lora.layer_lora import LayerLoRA
 from .kl_probe import KLProbe
+from .trace import Trace
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,30 @@ class LearnerState:
     version: int
     kl: float
     layer_lora: LayerLoRA | None = None
+
+
+@dataclass(frozen=True)
+class CommittedUpdate:
+    """An update of the weights by a rating or a preference, which the store has.
+
+    before, after: the states before and after the update
+    traces: the traces of the rated reply, or of the better and the worse reply
+    apply_us: the duration of the update alone, microseconds
+    replaces: the reply's earlier rating; "" without an earlier rating
+    """
+
+    before: LearnerState
+    after: LearnerState
+    traces: Sequence[Trace]
+    apply_us: float
+    replaces: str = ""
+
+    @property
+    def has_effect(self) -> bool:
+        """Return True if the update changed the weights."""
+        return self.after.micro is not self.before.micro or (
+            self.after.layer_lora is not self.before.layer_lora
+        )
 
 
 @dataclass(frozen=True)

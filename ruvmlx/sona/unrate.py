@@ -2,13 +2,24 @@
 and preferences in force are then as if the user had never rated the reply."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter
 
 from ..errors import NotFound, UsageError
 from ..store import Store
 from .adapter_history import LearnStatus
 from .learner import Learner
+
+
+@dataclass(frozen=True)
+class _Feedback:
+    """A rating or a preference in force. version: the adapter version that it made. give: a function that
+    gives the same feedback again."""
+
+    version: int
+    reply_ids: tuple[str, ...]
+    give: Callable[[], object]
 
 
 def take_back(store: Store, learner: Learner, reply_id: str) -> LearnStatus:
@@ -20,9 +31,31 @@ def take_back(store: Store, learner: Learner, reply_id: str) -> LearnStatus:
     Raises UsageError if a new base LoRA came into use after the rating, or if the words of a reply that was
     rated later were deleted.
     """
-    history, active = learner.history, learner.active
+    active = learner.active
     learner.rateable(reply_id)
     active.catch_up()
+    before, later = _feedback_since(learner, reply_id)
+    replies = [id_ for feedback in later for id_ in feedback.reply_ids]
+    with learner.traces.read_ahead(replies, active.load(before)):
+        try:
+            with store.transaction():
+                active.catch_up()  # another process can have given feedback
+                before, later = _feedback_since(learner, reply_id)
+                active.load(before)
+                learner.history.go_back(before)
+                _give_again(later, reply_id, before)
+        except BaseException:
+            active.reload()
+            raise
+    active.catch_up()
+    return learner.history.status()
+
+
+def _feedback_since(learner: Learner, reply_id: str) -> tuple[int, list[_Feedback]]:
+    """Return the adapter version before the reply's first rating, and the ratings and preferences in force
+    that made later versions, the oldest first. Ratings of the reply itself are left out. The other ratings of
+    a batch (rating_batch.py) are given one by one."""
+    history = learner.history
     steps = history.steps_of_reply(learner.version, reply_id)
     if not steps:
         raise NotFound(f"reply {reply_id} has no rating to take back.")
@@ -31,35 +64,32 @@ def take_back(store: Store, learner: Learner, reply_id: str) -> LearnStatus:
         raise UsageError(
             f"training has used the rating of reply {reply_id}; `ruvmlx learn rollback` goes back before it."
         )
-    active.load(before)
-    later = _later(learner, first, reply_id)
-    try:
-        with store.transaction():
-            history.go_back(before)
-            for give_again in later:
-                give_again()
-    except BaseException as error:
-        active.reload()
-        if isinstance(error, NotFound):
-            raise UsageError(
-                f"the rating of reply {reply_id} stays: a reply that was rated later has lost its words, so "
-                f"its rating cannot be given again. `ruvmlx learn rollback {before}` takes all of them back."
-            ) from None
-        raise
-    active.catch_up()
-    return history.status()
-
-
-def _later(learner: Learner, first: int, reply_id: str) -> list[Callable[[], object]]:
-    """Return one function for each rating and preference in force that made adapter version `first` or a
-    later version, the oldest first. Each function gives its rating or preference again. Ratings of the reply
-    `reply_id` are left out. The other ratings of a batch (rating_batch.py) are given one by one."""
-    history, found = learner.history, list[tuple[int, Callable[[], object]]]()
+    found = list[_Feedback]()
     for row in history.ratings():
         if row.reply_id != reply_id:
-            found.append((row.version_after, partial(learner.rate, row.reply_id, row.rating, row.note)))
+            give = partial(_rate, learner, row.reply_id, row.rating, row.note)
+            found.append(_Feedback(row.version_after, (row.reply_id,), give))
     for pair in history.pairs.in_force():
-        kind = history.pairs.kind(pair.version)
-        again = partial(learner.prefer, pair.better, pair.worse, kind, pair.strength)
-        found.append((pair.version, again))
-    return [give for version, give in sorted(found, key=itemgetter(0)) if version >= first]
+        ids = pair.better, pair.worse
+        give = partial(_prefer, learner, *ids, history.pairs.kind(pair.version), pair.strength)
+        found.append(_Feedback(pair.version, ids, give))
+    return before, [x for x in sorted(found, key=attrgetter("version")) if x.version >= first]
+
+
+def _rate(learner: Learner, reply_id: str, rating: str, note: str) -> None:
+    learner.commit_rating(learner.rateable(reply_id), rating, note)
+
+
+def _prefer(learner: Learner, better: str, worse: str, kind: str, strength: float) -> None:
+    learner.commit_preference(learner.rateable(better), learner.rateable(worse), kind, strength)
+
+
+def _give_again(later: list[_Feedback], reply_id: str, before: int) -> None:
+    try:
+        for feedback in later:
+            feedback.give()
+    except NotFound:
+        raise UsageError(
+            f"the rating of reply {reply_id} stays: a reply that was rated later has lost its words, so "
+            f"its rating cannot be given again. `ruvmlx learn rollback {before}` takes all of them back."
+        ) from None

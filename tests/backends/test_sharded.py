@@ -230,7 +230,7 @@ def test_all_ranks_are_measured_before_the_model_loads(over_two, pair, monkeypat
 @pytest.mark.parametrize(
     "change, said",
     [
-        ({"content": "0" * 64}, "has other weights"),
+        ({"content": lambda: "0" * 64}, "has other weights"),
         ({"path": Path("/nowhere"), "name": "no/such-model"}, "it has no model no/such-model"),
     ],
 )

@@ -118,7 +118,7 @@ def test_an_edit_is_kept_when_learning_from_it_fails(open_tiny, monkeypatch):
         def fail(*_):
             raise StoreBusy("locked")
 
-        monkeypatch.setattr(runtime.learner, "_prefer", fail)
+        monkeypatch.setattr(runtime.learner, "commit_preference", fail)
         edited = runtime.chats.edit_reply(chat, message, "mine")
         assert edited.preference is None and "is saved" in edited.failure and "locked" in edited.failure
         shown = runtime.chats.turns(chat)[-1]

@@ -277,7 +277,7 @@ def test_going_on_says_nothing_where_it_is_known_or_cannot_be(open_tiny, monkeyp
         def fail(*_):
             raise StoreBusy("locked")
 
-        monkeypatch.setattr(runtime.learner, "_prefer", fail)
+        monkeypatch.setattr(runtime.learner, "commit_preference", fail)
         say(runtime, chat, "go on")
         assert runtime.status().preferences == 0 and len(runtime.chats.turns(chat)) == 4
 

@@ -4,6 +4,7 @@ import pytest
 
 from ruvmlx.errors import UsageError
 from ruvmlx.ratings import FACTS
+from ruvmlx.store import traces
 
 from ..store.test_privacy import say
 
@@ -32,3 +33,26 @@ def test_wrong_facts_stay_wrong_facts_when_the_words_go(open_tiny):
         runtime.erase_chat(chat)
         assert runtime.learner.history.labels() == []
         assert [row.note for row in runtime.learner.history.ratings()] == [FACTS]
+
+
+def test_the_model_reads_no_reply_while_the_store_is_locked(open_tiny, monkeypatch):
+    """Other programs wait for the lock. The store keeps few traces; the model reads the other replies
+    before."""
+    monkeypatch.setattr(traces, "KEEP_TRACES", 2)
+    with open_tiny() as runtime:
+        replies = [say(runtime, runtime.chats.new_chat(), f"hello {i}") for i in range(9)]
+        for i, reply in enumerate(replies):
+            runtime.rate(reply, "up" if i % 3 else "down")
+        calls = []
+        for name in ("hidden_states", "head"):
+            real = getattr(runtime.backend, name)
+
+            def call(*args, name=name, real=real):
+                calls.append((name, runtime.store.db.in_transaction))
+                return real(*args)
+
+            monkeypatch.setattr(runtime.backend, name, call)
+        runtime.unrate(replies[0])
+        assert ("hidden_states", False) in calls and ("hidden_states", True) not in calls
+        # at most one for each rating: the trace under the new weights
+        assert calls.count(("head", True)) < len(replies) and runtime.status().ratings == 8
