@@ -39,6 +39,9 @@ _REMEDY = (
 )
 # the minimum and maximum seconds between two tries to take the write lock; the pause is random
 _PAUSE_SECONDS = 0.001, 0.004
+# A commit moves the write-ahead log's content into the file if the log has this many pages (of 4 KiB). That
+# commit takes several times as long as others, so `move_log` usually does this work in idle time.
+_LOG_PAGES = 4000
 
 
 class Database:
@@ -77,7 +80,7 @@ class Database:
         # SQLite then keeps its temporary tables in memory. So a full folder /tmp makes no statement fail, and
         # SQLite writes no text of a chat to that folder.
         pragmas = ["temp_store = MEMORY", "journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"]
-        pragmas += ["secure_delete = ON"]
+        pragmas += ["secure_delete = ON", f"wal_autocheckpoint = {_LOG_PAGES}"]
         if sys.platform == "darwin":
             pragmas += ["fullfsync = ON", "checkpoint_fullfsync = ON"]
         for pragma in pragmas:
@@ -213,6 +216,12 @@ class Database:
         return self._connection.blobopen(table, column, rowid)
 
     # -- the file ------------------------------------------------------------------------------------
+
+    def move_log(self) -> None:
+        """Move the content of the write-ahead log into the database file, as far as no other process reads
+        it. The next commit then writes to the beginning of the log."""
+        with _readable_errors(self.path):
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def truncate_log(self) -> bool:
         """Move the content of the write-ahead log into the database file, so that the log keeps no copy of

@@ -6,9 +6,10 @@ the other parts that it uses. `Store.__init__` creates a part after the parts th
 To add a column: add a migration step in schema.py, and a field to the row class in the file of the part.
 """
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
+from ..errors import StoreError
 from .adapters import Adapters
 from .anchors import Anchors
 from .audit_log import Witness
@@ -82,6 +83,11 @@ class Store:
         lock to each other for a minute.
         """
         return self.db.transaction()
+
+    def tidy(self) -> None:
+        """Do work in idle time that a commit would do otherwise. A failure has no effect on the data."""
+        with suppress(StoreError):
+            self.db.move_log()
 
     def snapshot(self) -> AbstractContextManager[None]:
         """In the block, show the reader the state of one moment, even while other processes write."""
