@@ -151,7 +151,13 @@ def _packed_matrix(arrays: Mapping[str, np.ndarray], name: str, n: int) -> Packe
     return Packed(weight, scales, biases, n)
 
 
-_PEFT_REFUSED = ("use_dora", "fan_in_fan_out", "modules_to_save", "layer_replication", "lora_bias")
+_PEFT_REFUSED = (
+    "use_dora", "fan_in_fan_out", "modules_to_save", "layer_replication", "lora_bias",
+    "alora_invocation_tokens",
+)  # fmt: skip
+# The beginnings (init_lora_weights) that do not change the model's own weights. PiSSA, OLoRA, CorDA and LoftQ
+# subtract the first factors from these weights, and the folder does not have the changed weights.
+_PEFT_BEGINNINGS = (True, False, None, "gaussian", "eva", "orthogonal")
 _PLAIN_NAME = re.compile(r"[\w.]+", re.ASCII)
 # the model's own weights that PEFT writes beside the factors of the embedding and the output head
 _FROZEN = re.compile(r"base_model\.model\.([a-z_]+\.)*(embed_tokens|lm_head)\.base_layer\.weight")
@@ -165,6 +171,11 @@ def _read_peft(folder: Path, settings: Mapping[str, Any], config: ModelShape) ->
     if odd or settings.get("bias", "none") != "none":
         raise UnsupportedModel(
             f"{folder.name}/{CONFIG}: {odd[0] if odd else 'bias'} is set; plain LoRA is read."
+        )
+    if (begun := settings.get("init_lora_weights")) not in _PEFT_BEGINNINGS:
+        raise UnsupportedModel(
+            f"{folder.name}/{CONFIG}: init_lora_weights is {str(begun)[:20]!r}, so the base weights changed, "
+            "too; plain LoRA is read. Save it with PEFT's path_initial_model_for_weight_conversion."
         )
     halves = _halves(folder / FILES["peft"], PEFT_ENDS, PEFT_PREFIX)
     named = {name: (np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)) for name, (a, b) in halves.items()}

@@ -32,6 +32,13 @@ from .exchange import a_change, peft
         ({"use_dora": True}, UnsupportedModel),
         ({"modules_to_save": ["lm_head"]}, UnsupportedModel),
         ({"bias": "all"}, UnsupportedModel),
+        ({"init_lora_weights": "pissa"}, UnsupportedModel),
+        ({"init_lora_weights": "pissa_niter_16"}, UnsupportedModel),
+        ({"init_lora_weights": "olora"}, UnsupportedModel),
+        ({"init_lora_weights": "corda"}, UnsupportedModel),
+        ({"init_lora_weights": "loftq"}, UnsupportedModel),
+        ({"init_lora_weights": ["pissa"]}, UnsupportedModel),
+        ({"alora_invocation_tokens": [1, 2]}, UnsupportedModel),
         ({"alpha_pattern": {"(a+)+$": 6}}, UnsupportedModel),
         ({"alpha_pattern": [1]}, UnsupportedModel),
         ({"peft_type": "IA3"}, UnsupportedModel),
@@ -44,6 +51,12 @@ def test_a_peft_folder_that_cannot_be_used_is_one_line(config, tmp_path, setting
     with pytest.raises(error) as e:
         load(tmp_path / "p", config)
     assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("begun", [True, False, None, "gaussian", "eva", "orthogonal"])
+def test_a_peft_folder_whose_beginning_left_the_model_as_it_was_is_read(config, tmp_path, begun):
+    peft(tmp_path / "p", init_lora_weights=begun)
+    assert load(tmp_path / "p", config).pairs
 
 
 @pytest.mark.parametrize(
