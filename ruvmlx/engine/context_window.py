@@ -120,7 +120,7 @@ class ContextWindow:
         read = self._with_short_results(rest[first:], room)
         if summary and read:
             begun = f"(What was said before, in short: {summary})\n\n{read[0].content}"
-            read[0] = Message(read[0].role, begun)
+            read[0] = replace(read[0], content=begun)
         return head + read
 
     def _with_short_results(self, messages: list[Message], room: int) -> list[Message]:

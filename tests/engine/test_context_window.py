@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -135,6 +136,14 @@ def test_tool_results_do_not_push_out_the_question(window, system, summary, size
         cuts.append(now != before)
         assert now.content.endswith(REST_LEFT_OUT) is cuts[-1]
     assert any(cuts) is (over > 0) and cuts[1] is (over > max(0, sizes[0] - len(REST_LEFT_OUT)))
+
+
+@pytest.mark.parametrize("message", an_exchange("found")[1:])
+def test_a_summary_changes_only_the_text_of_its_message(window, message):
+    """On a branch without a question after the summary, this message lost its calls, or the id of its
+    call."""
+    (kept,) = window.fitting([message], 128, "The user looks.")
+    assert kept == replace(message, content=kept.content) and "The user looks." in kept.content
 
 
 def test_an_exchange_that_fits_is_whole(window):
