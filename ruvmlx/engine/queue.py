@@ -3,6 +3,7 @@ reply, and the waiting time."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from time import monotonic
 from typing import Protocol
@@ -95,11 +96,12 @@ class Ticket:
     def stop(self, keep: bool) -> None:
         """End the runs and drop the job. keep: False if the layers of a cache can hold different numbers of
         tokens."""
-        for run in self.job.runs if self.job else ():
-            if not keep:
-                run.forget_cache()
-            run.sync()
-        self.release()
+        with ExitStack() as last:  # if a run fails, the other runs still end
+            last.callback(self.release)
+            for run in self.job.runs if self.job else ():
+                last.callback(run.sync)
+                if not keep:
+                    last.callback(run.forget_cache)
 
     def release(self) -> None:
         """Drop the job and its KV caches. The stream of the request keeps this ticket until the next turn of

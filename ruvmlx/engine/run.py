@@ -264,16 +264,9 @@ class Run:
     def _new_source(self, steps: bool) -> Source:
         left, sampling = self.limit - len(self.ids), self.request.sampling
         return source(
-            self.engine.backend,
-            self.session.cache,
-            self.adapter,
-            sampling,
-            left,
-            steps,
-            self.rule,
-            self.drafts,
-            len(self.drawn),
-        )
+            self.engine.backend, self.session.cache, self.adapter, sampling, left, steps,
+            self.rule, self.drafts, len(self.drawn),
+        )  # fmt: skip
 
     def _new_rule(self) -> Matcher | None:
         """Return the matcher of the request's constraint, which starts at the first token of the reply."""
@@ -342,7 +335,11 @@ class Run:
     def sync(self) -> None:
         """Close the source (a token stream then undoes steps after the last token), and end the session, so
         that other requests can use the cache, which a cancelled prefill has filled only in part."""
-        self.source.close()
+        try:
+            self.source.close()
+        except BaseException:
+            self.forget_cache()  # the cache can hold steps after the last token
+            raise
         self.engine.sessions.done(self.session)
 
     def forget_cache(self) -> None:

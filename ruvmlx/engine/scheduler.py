@@ -21,6 +21,7 @@ cannot share a step, so they take turns.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from time import monotonic, perf_counter
 
 from ..backends.base import HeadAdapter
@@ -162,11 +163,12 @@ class Scheduler:
         self._installed = []
 
     def fail_all(self, error: BaseException, keep: bool = True) -> None:
-        """End every request with the error `error`. keep: True if the KV caches of the requests are valid."""
-        for ticket in [*self._active, *self._waiting]:
-            self._leave(ticket, keep)
-            ticket.sink.fail(error)
-        self.rest()
+        """End every request with the error `error`. keep: True if the KV caches of the requests are valid.
+        If the end of one request raises another error, the other requests still end."""
+        with ExitStack() as last:
+            last.callback(self.rest)
+            for ticket in reversed([*self._active, *self._waiting]):
+                last.callback(self._end, ticket, error, keep)
 
     def drop_all(self) -> None:
         """Remove every request. The KV caches stay as they are."""
@@ -337,11 +339,17 @@ class Scheduler:
                 self._fail(ticket, error)
 
     def _fail(self, ticket: Ticket, error: Exception, keep: bool = False) -> None:
-        self._leave(ticket, keep)
         # A traceback would keep the stack frames alive, and the frames would keep the caches alive.
         if isinstance(error, RuvmlxError):
             error.__traceback__ = None
-        ticket.sink.fail(error)
+        self._end(ticket, error, keep)
+
+    def _end(self, ticket: Ticket, error: BaseException, keep: bool) -> None:
+        """Remove a request, and tell its sink the error, also if the removal raises another error."""
+        try:
+            self._leave(ticket, keep)
+        finally:
+            ticket.sink.fail(error)
 
     def _leave(self, ticket: Ticket, keep: bool = True) -> None:
         """Remove a request. keep: False if the layers of its cache can hold different numbers of tokens."""

@@ -13,6 +13,7 @@ from ruvmlx.engine.best_of import requests_for
 from ruvmlx.engine.queue import Ticket
 from ruvmlx.engine.reading_order import ReadingPace
 from ruvmlx.engine.scheduler import Arrivals, Scheduler
+from ruvmlx.engine.source import StepSource
 from ruvmlx.errors import CacheTooLarge, UsageError
 from ruvmlx.kv.policy import TierPolicy
 from ruvmlx.lora.base_lora import BaseLoRA
@@ -309,6 +310,28 @@ def test_a_failed_batch_fails_its_requests_and_drops_their_caches(engine, tiny_b
     while running.step():
         pass
     assert len(replies[2].response.token_ids) == 12
+
+
+@pytest.mark.parametrize("ends_by", ["fail_all", "step"])
+def test_a_request_whose_end_fails_too_leaves_no_reader_waiting(engine, tiny_backend, monkeypatch, ends_by):
+    """The end of a run works on the backend, which has perhaps failed. Every reader gets the first error, and
+    no cache stays pinned."""
+
+    def fails(*_):
+        raise RuntimeError("device lost")
+
+    running, replies = Scheduler(engine), [Reply() for _ in range(3)]
+    for i, reply in enumerate(replies):
+        running.submit(request(session_id=f"s{i}"), reply)
+    while not all(reply.chunks and reply.chunks[-1].generated for reply in replies):
+        running.step()
+    with monkeypatch.context() as m:
+        m.setattr(StepSource, "close", fails)
+        m.setattr(tiny_backend, "decode_batch", fails)
+        with pytest.raises(RuntimeError, match="device lost"):
+            running.step() if ends_by == "step" else running.fail_all(KeyError("gone"))
+    assert [type(reply.error) for reply in replies] == [RuntimeError if ends_by == "step" else KeyError] * 3
+    assert not len(running) and not engine.sessions._running
 
 
 def test_a_session_answers_one_request_after_the_other(engine):
