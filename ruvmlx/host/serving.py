@@ -234,7 +234,7 @@ class ReplyInProgress:
             if chunk is not None and chunk.response is not None and self.is_request:
                 self.stream.put(chunk, last=True)
                 chunk = next(self._chunks, None)  # None: the generator ends
-        except Exception as error:  # noqa: BLE001 - the caller receives the error
+        except BaseException as error:  # noqa: BLE001 - the caller receives the error, also a panic in Rust
             # the traceback of an error for the user would keep stack frames alive, and these the KV caches
             self.stream.end(error.with_traceback(None) if isinstance(error, RuvmlxError) else error)
             return False

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.engine import GenerationRequest, Sampling
-from ruvmlx.engine.types import NO_NEWS
+from ruvmlx.engine.types import NO_NEWS, Chunk
 from ruvmlx.errors import ModelClosed, NotFound, RuvmlxError, UsageError
 from ruvmlx.host.host import Host
 from ruvmlx.models.config.model import Message
@@ -141,6 +141,25 @@ async def test_bad_requests_fail_alone(host):
     with pytest.raises(UsageError):
         await reply_to(host, greedy_request(adapter_id="a/b"))
     assert len((await staying)[0].token_ids) == 40
+
+
+async def test_a_reply_that_fails_in_a_library_ends(host):
+    """A panic of a library in Rust is no Exception. Its reader waited for ever."""
+
+    class Panic(BaseException):
+        pass
+
+    def begin(runtime, cancel):
+        yield Chunk("first", 1)
+        raise Panic("index out of bounds")
+
+    seen = []
+    with pytest.raises(Panic):
+        async with asyncio.timeout(20):
+            async for some in host.write(begin):
+                seen += some
+    assert [chunk.text for chunk in seen] == ["first"]
+    assert not host._serving.is_busy and (await reply_to(host, greedy_request("good")))[1]
 
 
 async def test_idle_work_does_not_hold_up_requests(host):
