@@ -58,8 +58,11 @@ class Run:
         adapter: HeadAdapter | None = None,
         recorder: Recorder | None = None,
         steps: bool = False,
+        session: Session | None = None,
     ):
-        """steps: True if the caller decodes the tokens and passes each step to `take` (scheduler.py)"""
+        """steps: True if the caller decodes the tokens and passes each step to `take` (scheduler.py)
+        session: a session of this run alone that has read the whole prompt; None: the engine finds one
+        """
         if request.max_new_tokens < 1:
             raise UsageError(f"max-tokens is {request.max_new_tokens}; it must be 1 or more.")
         check_sampling(request.sampling)
@@ -88,11 +91,11 @@ class Run:
         self.finish_reason: str | None = None  # the reason why the run has ended; None while the run goes on
         self.started = self.first_token = time.perf_counter()
         self._prefilled_at: float | None = None  # end of the prefill, if an earlier source read the prompt
-        self.session: Session = engine.sessions.get_or_create(
+        self.session: Session = session or engine.sessions.get_or_create(
             request.session_id, self.prompt, request.cache_salt, request.resumable
         )
         try:
-            self.cached = engine.sessions.rewind(self.session, self.prompt)
+            self.cached = len(self.prompt) if session else engine.sessions.rewind(self.session, self.prompt)
             self.drafts = new_drafts(engine, self.prompt, request.predicted, self.rule)
             self.source: Source = self._new_source(steps)
         except BaseException:  # no run ends this session, and a session of a run can never be evicted
@@ -101,8 +104,8 @@ class Run:
 
     def fork(self, request: GenerationRequest, recorder: Recorder | None = None) -> "Run":
         """Return a run for a request that continues after the same prompt. This run must have steps=True."""
-        other = Run(self.engine, request, self.adapter, recorder, steps=True)
-        other.session, other.cached = self.engine.sessions.fork(self.session), len(self.prompt)
+        session = self.engine.sessions.fork(self.session)
+        other = Run(self.engine, request, self.adapter, recorder, steps=True, session=session)
         other.started, other.shared = self.started, True
         other.source = cast(StepSource, self.source).fork(
             other.session.cache, request.sampling, other.rule, other.drafts

@@ -9,6 +9,7 @@ from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import LLMInferenceEngine, Sampling
 from ruvmlx.engine.best_of import CHECKPOINTS, MARGIN, BestOf, requests_for
 from ruvmlx.engine.scheduler import Scheduler
+from ruvmlx.engine.session import Session
 from ruvmlx.kernels.micro import NotFinite
 from ruvmlx.lora.micro_lora import MicroLoRA
 from ruvmlx.sona.trace import Trace
@@ -80,6 +81,16 @@ def test_the_prompt_is_read_once(each, monkeypatch):
     best = chunks[-1].response
     assert sum(read) == best.prompt_tokens
     assert [r.cached_tokens for r in best.others] == [best.prompt_tokens] * 3
+
+
+def test_the_prompt_is_looked_up_once(engine, monkeypatch):
+    """Each other reply looked for the longest kept sequence, copied it, and dropped the copy at once."""
+    found, forked = [], []
+    find, fork = engine.sessions.get_or_create, Session.fork
+    monkeypatch.setattr(engine.sessions, "get_or_create", lambda *some: found.append(some) or find(*some))
+    monkeypatch.setattr(Session, "fork", lambda self: forked.append(self) or fork(self))
+    write_all(engine, requests_for(seeded_request(max_new_tokens=4), 4))
+    assert (len(found), len(forked)) == (1, 3)
 
 
 def test_pages_of_the_prompt_are_shared(packed_model):
