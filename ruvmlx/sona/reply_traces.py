@@ -63,8 +63,11 @@ class ReplyTraces:
         self._guard(self._active, pause)
         state = self._active.state
         self._layers.prepare(state)
-        for reply_id, trace in reversed(self.held.items()):
-            if self._active.history.base_of(trace.version) == state.base:
+        for reply_id, trace in reversed(list(self.held.items())):
+            if not self._store.replies.tokens(reply_id):  # the reply was deleted
+                del self.held[reply_id]
+                self._stored.discard(reply_id)
+            elif self._active.history.base_of(trace.version) == state.base:
                 self._read_layers(self._store.replies.get(reply_id), trace, state, pause)
 
     def _settle(self, reply_id: str) -> None:

@@ -13,7 +13,7 @@ from ruvmlx.sona.optional import layer_update
 from ruvmlx.sona.optional.layer_gradients import answer_direction
 from ruvmlx.sona.trace import LayerGradient
 
-from .feedback import reply
+from .feedback import chat_with_reply, reply
 from .layers_below import WIDE, learned_state, random_body, true_logprob
 from .training_runs import steady, tiny_backend  # noqa: F401 - fixtures
 
@@ -224,6 +224,23 @@ def test_what_is_too_much_is_taken_back_while_the_user_reads(open_tiny, monkeypa
         assert runtime.status().kl <= instant.KL_CAP
         runtime.undo()
         assert learner.history.version() == 0 and learned_state(runtime)[1] == b""
+
+
+@pytest.mark.parametrize("rated", [False, True])
+def test_a_deleted_reply_does_not_stop_the_preparation_of_others(open_tiny, rated):
+    """The reply's trace was still in memory. An unrated reply has no row any more, a rated one no tokens."""
+    with open_tiny(learn_targets="all") as runtime:
+        runtime.rate(reply(runtime), "up")
+        chat, _ = chat_with_reply(runtime)
+        gone = runtime.chats.turns(chat)[-1].reply_id
+        if rated:
+            runtime.rate(gone, "up")
+            runtime.learner.traces.held[gone].layer_gradient = None  # as after a change of the matrices
+        left = reply(runtime, settle=False)
+        runtime.store.chats.delete(chat)
+        runtime.learning.settle()
+        assert runtime.learner.traces.held[left].layer_gradient is not None
+        assert gone not in runtime.learner.traces.held and runtime.store.traces.get(gone) is None
 
 
 def test_the_head_alone_is_as_it_always_was(open_tiny, monkeypatch):
