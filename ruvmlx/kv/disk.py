@@ -156,6 +156,8 @@ class CacheFolder:
                 useless.add(damaged.path.name)
                 page_file.unlink(damaged.path)
                 continue
+            except MemoryError:  # the files are sound; the model reads the prompt in smaller pieces
+                return None
             self._touch([path.name for path, _, _ in found.wanted])
             return cache, tokens
         return None

@@ -119,6 +119,23 @@ def test_facts_of_any_form_are_no_error(saved_backend, folder, soon):
     assert read_back(folder, saved_backend) == 192
 
 
+def test_a_cache_that_does_not_fit_into_memory_is_read_again_and_stays_on_disk(
+    saved_backend, folder, monkeypatch
+):
+    """The reply failed, although the model can read the prompt in small pieces."""
+    before, read = files(folder), page_file.read_ordinary
+
+    def short(path, most):
+        if path.suffix == ".warm":
+            raise MemoryError
+        return read(path, most)
+
+    monkeypatch.setattr(page_file, "read_ordinary", short)
+    assert read_back(folder, saved_backend) == 0
+    monkeypatch.undo()
+    assert files(folder) == before and read_back(folder, saved_backend) > 0
+
+
 def test_swapped_files_are_never_used(saved_backend, folder, tiny):
     """A page under the name of another page, of another tier, or of another model's page."""
     prompt = tokens_of(200)
