@@ -61,7 +61,8 @@ class UserTaste:
         self._without_question: set[str] = (
             set()
         )  # ids of rated replies without unshown replies, because the question was deleted or is too long
-        self._fitted: tuple[int, TasteModel, TasteStatus] | None = None
+        # ((adapter version, `AdapterHistory.failed`) of the fit, the model, its status)
+        self._fitted: tuple[tuple[int, int], TasteModel, TasteStatus] | None = None
 
     def compare(self, model: Model, backend: Backend, pause: Pause) -> None:
         """Let the model write unshown replies to the questions of the newest rated replies, so that the taste
@@ -90,8 +91,7 @@ class UserTaste:
     @property
     def fitted_model(self) -> TasteModel | None:
         """The model, if it is fitted to the ratings in force; None while a fit is needed."""
-        is_current = self._fitted is not None and self._fitted[0] == self._history.version()
-        return self._fitted[1] if self._fitted is not None and is_current else None
+        return self._fitted[1] if self._fitted is not None and self._fitted[0] == self._mark() else None
 
     @property
     def status(self) -> TasteStatus:
@@ -102,8 +102,11 @@ class UserTaste:
         times, so it takes seconds for hundreds of ratings."""
         return predicted_before([(reply_id, one) for reply_id, _, one in self._rated_features()])
 
-    def _current(self) -> tuple[int, TasteModel, TasteStatus]:
-        version = self._history.version()
+    def _mark(self) -> tuple[int, int]:
+        return self._history.version(), self._history.failed
+
+    def _current(self) -> tuple[tuple[int, int], TasteModel, TasteStatus]:
+        version = self._mark()
         if self._fitted is None or self._fitted[0] != version:
             model = self._fit()
             # The texts are needed only to find the names of words, because the model has only hashes of

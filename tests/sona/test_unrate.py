@@ -23,6 +23,25 @@ def test_words_that_are_gone_are_named_and_nothing_changes(open_tiny):
         assert runtime.status() == before and before.ratings == 2
 
 
+def test_memory_forgets_what_the_store_did_not_keep(open_tiny):
+    """The next version has the number of the one that was rolled back. The memory of rated questions and the
+    taste stayed those of the failed attempt, until the program ended."""
+    with open_tiny() as runtime:
+        chats = [runtime.chats.new_chat() for _ in range(4)]
+        replies = [say(runtime, chat, f"question {i}") for i, chat in enumerate(chats)]
+        for reply in replies[:3]:
+            runtime.rate(reply, "up")
+        runtime.erase_chat(chats[2])
+        runtime.learner.traces.held.clear()  # as later: the newest traces alone are in memory
+        with pytest.raises(UsageError, match="stays"):
+            runtime.unrate(replies[0])
+        runtime.rate(replies[3], "down", FACTS)
+        learner = runtime.learner
+        learner.rating_index.sync()
+        assert learner.rating_index.bank.labels() == dict.fromkeys(replies[:3], "up")
+        assert learner.taste.model.ratings == 2
+
+
 def test_wrong_facts_stay_wrong_facts_when_the_words_go(open_tiny):
     """They teach nothing before and after."""
     with open_tiny() as runtime:
