@@ -142,8 +142,9 @@ class Learning:
             self.learner = None
             self._backend.set_lora(None)
         else:
-            self.learner = self.residency.get(name)
-            self.learner.sync()
+            learner = self.residency.get(name)
+            learner.sync()
+            self.learner = learner  # after an error, the old adapter stays in use
         if name != before:
             facts = {"model": self._model.fingerprint, "adapter": name, "before": before}
             self._store.witness.note("use", facts)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ruvmlx.errors import CorruptFile, UsageError
+from ruvmlx.errors import CorruptFile, NotFound, UsageError
 from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.lora.residency import Residency
 from ruvmlx.sona.import_adapter import import_adapter
@@ -124,6 +124,27 @@ def test_a_swap_back_loads_nothing_and_finds_what_was_learned(open_tiny, tiny):
     found = {r.name: (r.tier, r.accesses, r.loads) for r in runtime.learning.residency.tiers()}
     assert found == {"default": ("hot", 3, 1), "other": ("warm", 2, 1)}
     assert {r.name for r in runtime.adapters()} == {"default", "other"}
+
+
+def test_a_switch_that_fails_leaves_the_adapter_in_use(open_tiny, tiny):
+    """The new adapter was in use already, with the weights that it had in memory, and nobody was told."""
+    runtime = with_two_adapters(open_tiny, tiny, a_base())
+    chat = runtime.chats.new_chat()
+    reply = say(runtime, chat, "hello there")
+    runtime.learning.use("other")
+    runtime.learning.use("default")
+    fingerprint = runtime.model.fingerprint
+    with runtime.store.transaction():  # another process moves on to a version that cannot be loaded
+        runtime.store.db.execute(
+            "UPDATE adapter_heads SET version = 9 WHERE fingerprint = ? AND name = 'other'", fingerprint
+        )
+    with pytest.raises(NotFound):
+        runtime.learning.use("other")
+    assert runtime.learning.label == "default@0" and runtime.rate(reply.request_id, "up").applied
+    assert runtime.learning.label == "default@1"
+    again = say(runtime, runtime.chats.new_chat(), "and now?")
+    assert runtime.backend.lora is None
+    assert runtime.store.replies.get(again.request_id).adapter == "default"
 
 
 def test_an_evicted_adapter_stores_its_signals_first(open_tiny, tiny):
