@@ -2,7 +2,9 @@
 
 import itertools
 import json
+import shutil
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,10 +16,16 @@ from ruvmlx.models.load import load_model
 from ruvmlx.models.text.thinking import split
 from ruvmlx.runtime import Runtime, Turn
 from ruvmlx.settings import Settings
+from ruvmlx.sona import faults, measure_directions, unshown
+from ruvmlx.sona.measure_directions import DirectionBank
+from ruvmlx.sona.optional import style_bank
+from ruvmlx.sona.sampled_replies import BegunReply
 
 from .models.make_models import make_safetensors_model
+from .sona.test_unshown import complete, stored_measures
 
 OPENS = "{% if enable_thinking is not defined or enable_thinking %}{{ '<think>\\n' }}{% endif %}"
+ALWAYS = "{{ '<think>\\n' }}"
 PROMPT = [Message("user", "hello")]
 
 
@@ -122,3 +130,71 @@ def test_the_next_turn_keeps_the_thought_out_of_the_words_that_people_see(open_t
     with open_thinker() as runtime:
         reply = write_thought(runtime)
         assert message_lines([Turn("assistant", reply.text)]) == [f"Assistant: {split(reply.text).answer}"]
+
+
+# -- replies that no user sees -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sampled(monkeypatch):
+    """The ends of the prompts after which replies are sampled that no user sees."""
+    found, of = [], BegunReply.of.__func__
+
+    def read(cls, backend, prompt, adapter=None):
+        found.append(prompt[-12:])
+        return of(cls, backend, prompt, adapter)
+
+    monkeypatch.setattr(BegunReply, "of", classmethod(read))
+    for module in (unshown, faults, measure_directions, style_bank):
+        monkeypatch.setattr(module, "MAX_REPLY_TOKENS", 4)
+    return found
+
+
+@pytest.mark.parametrize(("opens", "end"), [(OPENS, "assistant\n"), (ALWAYS, "<think>\n\n</think>\n\n")])
+def test_sampled_replies_to_a_question_are_answers(thinker, home, tmp_path, sampled, monkeypatch, opens, end):
+    """They are too short for a thought and an answer, so what was measured was the thought."""
+    monkeypatch.setattr(faults, "questions", lambda: ("Why?", "How?"))
+    folder = Path(shutil.copytree(thinker, tmp_path / "m"))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["chat_template"] = config["chat_template"].replace(OPENS, opens)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    with Runtime.open(Settings(model=str(folder), backend="native", threads=1, kv_disk=0)) as runtime:
+        model, backend = runtime.model, runtime.backend
+        faults.sample(model, backend, None, lambda: None)
+        bank = DirectionBank(np.arange(3, 9))
+        bank.add(model, backend, "Why?", np.ones(model.config.hidden_size, np.float32), 1, lambda: None)
+        builder = style_bank.BasisBuilder(model, backend, style_bank.StyleBank(), ["Who?"], [])
+        builder._sample(lambda *_: None, lambda: None)
+        texts = [model.tokenizer.decode(prompt) for prompt in sampled]
+    assert len(texts) == 4 and all(text.endswith(end) for text in texts)
+
+
+def test_unshown_replies_come_after_the_thought_of_the_rated_reply(open_thinker, sampled):
+    with open_thinker() as runtime:
+        reply = write_thought(runtime)
+        runtime.rate(reply.id, "up")
+        assert complete(runtime) == 1
+        assert sampled == [reply.context_ids[-12:]] and list(stored_measures(runtime)) == [reply.id]
+
+
+def test_a_reply_without_an_answer_is_compared_with_nothing(open_thinker, sampled):
+    """Its unshown replies would be thoughts, too."""
+    with open_thinker() as runtime:
+        runtime.rate(write_thought(runtime, closed=False).id, "down")
+        assert complete(runtime) == 0 and not sampled and not stored_measures(runtime)
+
+
+def test_a_thought_without_an_end_is_not_measured(open_thinker, sampled, monkeypatch):
+    """Some models begin a thought without the template."""
+    with open_thinker(thinking="off") as runtime:
+        reply = write_thought_free(runtime)
+        runtime.rate(reply, "up")
+        tokens = runtime.model.tokenizer.encode("<think>so", add_bos=False)
+        monkeypatch.setattr(unshown, "sampled_replies", lambda *_: [(tokens, False)] * unshown.REPLIES)
+        assert complete(runtime) == 0 and not stored_measures(runtime)
+
+
+def write_thought_free(runtime):
+    request = GenerationRequest(messages=PROMPT, max_new_tokens=9, ignore_eos=True, sampling=Sampling(seed=1))
+    list(runtime.writer.generate(request))
+    return request.request_id

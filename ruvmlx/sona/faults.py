@@ -20,10 +20,10 @@ import numpy as np
 
 from ..backends.base import Backend, HeadAdapter, original_model
 from ..engine.repetition import GRAM, Repetition
-from ..models.config.model import Message, Model, Tokenizer
+from ..models.config.model import Model, Tokenizer
 from ..pausing import Pause
 from ..store import Store
-from .sampled_replies import BegunReply, SampledReply, sampled_replies, sampling_of
+from .sampled_replies import BegunReply, SampledReply, question_prompt, sampled_replies, sampling_of
 
 MAX_REPLY_TOKENS = 96  # the maximum number of tokens in a reply
 # Chance alone changes the number of loops and of endless replies. So more of them are a fault only if the
@@ -105,9 +105,7 @@ def sample(model: Model, backend: Backend, adapter: HeadAdapter | None, pause: P
     begun = []
     for question in questions():
         pause()
-        begun.append(
-            BegunReply.of(backend, model.tokenizer.encode_chat([Message("user", question)]), adapter)
-        )
+        begun.append(BegunReply.of(backend, question_prompt(model.tokenizer, question), adapter))
     rng = np.random.default_rng(24)
     return sampled_replies(
         backend, model.tokenizer, begun, rng, MAX_REPLY_TOKENS, sampling_of(model), pause, adapter
@@ -123,7 +121,8 @@ class FaultBaseline:
 
     def sample(self, model: Model, backend: Backend, pause: Pause) -> list[SampledReply]:
         """Return the replies. The backend has the same base LoRA before and after the call."""
-        about = json.dumps([questions(), MAX_REPLY_TOKENS, asdict(sampling_of(model))])
+        prompts = [question_prompt(model.tokenizer, question) for question in questions()]
+        about = json.dumps([prompts, MAX_REPLY_TOKENS, asdict(sampling_of(model))])
         try:
             known = json.loads(self._store.checkpoints.measurement(self._fingerprint, _NAME) or b"{}")
             if known.get("about") == about:

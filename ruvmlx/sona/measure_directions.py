@@ -24,13 +24,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..backends.base import Backend, original_model
-from ..models.config.model import Message, Model
+from ..models.config.model import Model
 from ..models.text import thinking
 from ..pausing import Pause
 from ..store import Store
 from . import embedding, faults, reference_text
 from .kl_probe import KLProbe
-from .sampled_replies import BegunReply, SampledReply, sampled_replies, sampling_of
+from .sampled_replies import BegunReply, SampledReply, question_prompt, sampled_replies, sampling_of
 from .shipped import shipped_bytes
 from .taste_measures import MEASURES, measure_text
 
@@ -117,7 +117,7 @@ class DirectionBank:
             row[self.tokens == token] += reading
 
         with original_model(backend):
-            first = BegunReply.of(backend, tokenizer.encode_chat([Message("user", question)]))
+            first = BegunReply.of(backend, question_prompt(tokenizer, question))
             while len(found) < REPLIES:
                 begun = [first.fork() for _ in range(min(TOGETHER, REPLIES - len(found)))]
                 found += sampled_replies(

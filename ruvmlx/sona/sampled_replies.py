@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..backends.base import Backend, HeadAdapter, KVCache, Step
-from ..models.config.model import Model, Tokenizer
+from ..models.config.model import Message, Model, Tokenizer
+from ..models.text import thinking
 from ..pausing import Pause
 from ..sampling import LogitChanges, Sampling, choose_token, recommended_options, token_weights
 
@@ -37,6 +38,16 @@ class BegunReply:
         """Return the beginning of another reply to the same prompt. The model need not read the prompt
         again."""
         return BegunReply(self.cache.fork(), self.last)
+
+
+def question_prompt(tokenizer: Tokenizer, question: str) -> list[int]:
+    """Return the prompt of a question that no user asked. A sampled reply is too short for a thought and an
+    answer, so a model that thinks first gets an empty thought."""
+    asked = [Message("user", question)]
+    prompt = tokenizer.encode_chat(asked, thinking=False)
+    if tag := thinking.opened_by(tokenizer, prompt).strip():
+        prompt = tokenizer.encode_chat(asked, opening=f"{tag}\n\n{thinking.TAGS[tag]}\n\n")
+    return prompt
 
 
 def sampling_of(model: Model) -> Sampling:

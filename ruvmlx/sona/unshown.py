@@ -51,7 +51,8 @@ class UnshownReplies:
 
     def complete(self, model: Model, backend: Backend, rated: Sequence[str], pause: Pause) -> int:
         """Let the model write unshown replies for the rated replies that have none, and store their measures.
-        Prompts that were deleted, or that are longer than MAX_PROMPT_TOKENS, are left out. Return the number
+        Prompts that were deleted, or that are longer than MAX_PROMPT_TOKENS, are left out. Replies whose
+        unshown replies would be thoughts are left out, too. Return the number
         of rated replies for which unshown replies were written now. A small model needs about a second for
         each rated reply, so call this function in idle time. Only the backend's thread can call this
         function.
@@ -64,8 +65,12 @@ class UnshownReplies:
         try:
             for id_ in rated:
                 prompt = [] if id_ in found else self._prompt(id_)
-                if 0 < len(prompt) <= MAX_PROMPT_TOKENS:
-                    found[id_] = _measure(model, backend, prompt, pause)
+                opens_thought = bool(thinking.opened_by(model.tokenizer, prompt))
+                if not 0 < len(prompt) <= MAX_PROMPT_TOKENS or opens_thought:
+                    continue
+                measures = _measure(model, backend, prompt, pause)
+                if measures is not None:
+                    found[id_] = measures
                     done += 1
                     if done % SAVE_AFTER == 0:
                         self._save(found)
@@ -75,9 +80,9 @@ class UnshownReplies:
         return done
 
     def _prompt(self, reply_id: str) -> list[int]:
-        """Return the tokens of a reply's prompt; [] if another process has deleted the reply."""
+        """Return the tokens of a reply's prompt and thought; [] if another process has deleted the reply."""
         try:
-            return self._store.replies.get(reply_id).prompt_ids
+            return self._store.replies.get(reply_id).context_ids
         except NotFound:
             return []
 
@@ -92,7 +97,8 @@ class UnshownReplies:
         self._store.checkpoints.put_measurement(self._fingerprint, _NAME, out.getvalue())
 
 
-def _measure(model: Model, backend: Backend, prompt: list[int], pause: Pause) -> np.ndarray:
+def _measure(model: Model, backend: Backend, prompt: list[int], pause: Pause) -> np.ndarray | None:
+    """Return the measures [REPLIES, M] of sampled replies; None if a reply ends before its answer begins."""
     rng = np.random.default_rng([37, *prompt])
     with original_model(backend):
         first = BegunReply.of(backend, prompt)
@@ -100,8 +106,8 @@ def _measure(model: Model, backend: Backend, prompt: list[int], pause: Pause) ->
         replies = sampled_replies(
             backend, model.tokenizer, begun, rng, MAX_REPLY_TOKENS, sampling_of(model), pause
         )
-    decode = model.tokenizer.decode
-    return measures_of([(decode(ids), ended) for ids, ended in replies])
+    texts = [(model.tokenizer.decode(ids), ended) for ids, ended in replies]
+    return None if any(thinking.split(text).is_open for text, _ in texts) else measures_of(texts)
 
 
 def measures_of(replies: Sequence[tuple[str, bool]]) -> np.ndarray:

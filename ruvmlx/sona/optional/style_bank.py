@@ -19,10 +19,17 @@ import numpy as np
 
 from ...backends.base import Backend, original_model
 from ...lora.base_lora import Place
-from ...models.config.model import Message, Model
+from ...models.config.model import Model
 from ...pausing import Pause
-from ..sampled_replies import TEMPERATURE, BegunReply, SampledReply, sampled_replies, sampling_of
-from ..taste_measures import measure_text
+from ..sampled_replies import (
+    TEMPERATURE,
+    BegunReply,
+    SampledReply,
+    question_prompt,
+    sampled_replies,
+    sampling_of,
+)
+from ..unshown import measures_of
 from .style_basis import MODULE, RANK, BankGradients, StyleBasis
 
 if TYPE_CHECKING:
@@ -118,7 +125,7 @@ class BasisBuilder:
     def _sample(self, progress: Progress, pause: Pause) -> None:
         for i in range(len(self.bank.replies) // REPLIES, len(self._questions)):
             progress("replies to learn your style from", i * REPLIES, len(self._questions) * REPLIES)
-            prompt = self._model.tokenizer.encode_chat([Message("user", self._questions[i])])
+            prompt = question_prompt(self._model.tokenizer, self._questions[i])
             with original_model(self._backend):
                 found = self._sample_question(prompt, np.random.default_rng([i, 31]), pause)
             self.bank.replies += [(i, ids, ended) for ids, ended in found]
@@ -139,7 +146,7 @@ class BasisBuilder:
 
         question, ids, ended = reply
         tokenizer = self._model.tokenizer
-        prompt = tokenizer.encode_chat([Message("user", self._questions[question])])
+        prompt = question_prompt(tokenizer, self._questions[question])
         return TrainingText.cut(prompt, [*ids, *([min(tokenizer.eos_ids)] if ended else [])])
 
     # -- gradients -----------------------------------------------------------------------------------
@@ -203,7 +210,7 @@ class BasisBuilder:
         rows, known = np.stack(bank.gradients).astype(np.float32), bank.replies[: len(bank.gradients)]
         return BankGradients(
             rows,
-            np.stack([measure_text(decode(ids), ended) for _, ids, ended in known]),
+            measures_of([(decode(ids), ended) for _, ids, ended in known]),
             np.array([question for question, *_ in known]),
             np.array([len(ids) for _, ids, _ in known]),
             np.stack(bank.prose).astype(np.float32) if bank.prose else np.zeros((0, rows.shape[1])),

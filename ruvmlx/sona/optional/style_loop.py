@@ -30,6 +30,7 @@ import numpy as np
 from ...lora.base_lora import BaseLoRA, Pair, Place
 from ...lora.layer_lora import pack_adapter
 from ...models.config.model import Model, missing_features
+from ...models.text import thinking
 from ...pausing import Pause, Stopped, stop_reason, stop_when
 from ...store import HeadMoved
 from .. import faults, instant
@@ -245,7 +246,7 @@ class StyleLoop:
             replies = self._measure_once("replies", scale, sample)
         decode = self._model.tokenizer.decode
         features = [
-            features_of(question, decode(ids), ended)
+            features_of(question, thinking.split(decode(ids)).answer, ended)
             for question, (ids, ended) in zip(faults.questions(), replies, strict=True)
         ]
         return _Candidate(scale, ground, update, replies, features)
