@@ -173,7 +173,8 @@ class AdapterHistory:
         reason of the refusal. ends_run: True to delete the saved run in the same transaction; False if the
         refused consolidation was not this run"""
         with self._store.transaction():
-            self._store.bases.add_attempt(*self._key, parent, None, report)
+            if self._store.versions.has_adapter(*self._key):
+                self._store.bases.add_attempt(*self._key, parent, None, report)
             if ends_run:
                 self.put_training(None)
 
@@ -211,7 +212,10 @@ class AdapterHistory:
         return self._store.checkpoints.training(*self._key)
 
     def put_training(self, state: bytes | None, pause: Callable[[], None] = lambda: None) -> None:
-        self._store.checkpoints.put_training(*self._key, state, pause)
+        """Replace the saved run as `Checkpoints.put_training` does, unless the adapter was removed."""
+        with self._store.transaction():
+            if state is None or self._store.versions.has_adapter(*self._key):
+                self._store.checkpoints.put_training(*self._key, state, pause)
 
     def first_rating(self) -> float | None:
         """Return the time of the oldest rating in force, seconds since 1970."""

@@ -34,7 +34,8 @@ class DeepHistory:
         merge: Callable[[bytes, bytes], bytes],
     ) -> bool:
         """Store the report of a run of the deep loop, and the run's anchor unless `importance` is None, in
-        one transaction. Return False, and write nothing, if the base LoRA in use is no longer `base`.
+        one transaction. Return False, and write nothing, if the base LoRA in use is no longer `base`, or if
+        the adapter was removed.
 
         base: the id of the base LoRA that the run measured
         importance: the importance of each weight of that base LoRA, encoded
@@ -42,8 +43,10 @@ class DeepHistory:
         merge: a function that joins the encoded importances of two anchors (earlier, later) into one
             importance
         """
+        versions = self._store.versions
         with self._store.transaction():
-            if self._store.versions.base_of(*self._key, self._store.versions.head(*self._key)) != base:
+            in_use = versions.base_of(*self._key, versions.head(*self._key))
+            if in_use != base or not versions.has_adapter(*self._key):
                 return False
             if importance is not None:
                 self._store.anchors.add(*self._key, version, base, importance, limit, merge)
@@ -61,4 +64,7 @@ class DeepHistory:
         return self._store.checkpoints.measurement(*self._key)
 
     def put_measurement(self, state: bytes) -> None:
-        self._store.checkpoints.put_measurement(*self._key, state)
+        """Store a stopped measurement, unless the adapter was removed."""
+        with self._store.transaction():
+            if self._store.versions.has_adapter(*self._key):
+                self._store.checkpoints.put_measurement(*self._key, state)

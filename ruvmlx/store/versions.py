@@ -55,6 +55,11 @@ class Versions:
         sql = "SELECT version FROM adapter_heads WHERE fingerprint = ? AND name = ?"
         return self._db.value(sql, fingerprint, name) or 0
 
+    def has_adapter(self, fingerprint: str, name: str) -> bool:
+        """Return True if the model has an adapter with this name. Another process can have removed it."""
+        sql = "SELECT 1 FROM adapter_heads WHERE fingerprint = ? AND name = ?"
+        return self._db.row(sql, fingerprint, name) is not None
+
     def get(self, fingerprint: str, name: str, version: int) -> VersionRow:
         """Return a version. Raises NotFound if there is no such version or its weights were deleted."""
         facts = None if version.bit_length() > 63 else self._facts(fingerprint, name, version)

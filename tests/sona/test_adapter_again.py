@@ -88,6 +88,19 @@ def test_a_copy_to_the_name_of_a_removed_adapter_goes_on_with_its_numbers(open_t
         assert weights(runtime) == kept
 
 
+def test_the_loops_of_an_open_model_leave_no_rows_of_a_removed_adapter(rated_runtime):  # noqa: F811
+    """The rows stayed on the disk, and the next adapter of this name began with them."""
+    history, store = rated_runtime.learner.history, rated_runtime.store
+    key = rated_runtime.model.fingerprint, "default"
+    remove(rated_runtime)
+    history.put_training(b"a run that was stopped before")
+    history.refuse(14, {"promoted": False, "reason": "the replies were worse"}, ends_run=False)
+    history.deep.put_measurement(b"half")
+    assert not history.deep.end_run(14, 0, None, {"tasks": 1}, {}, 3, lambda a, b: b)
+    assert not history.attempts() and history.deep.last_run() is None
+    assert not store.checkpoints.has_training(*key) and store.checkpoints.measurement(*key) is None
+
+
 def test_a_trace_of_a_removed_adapter_is_computed_again(promoted_runtime):  # noqa: F811
     """Its hidden states come from the removed base LoRA."""
     runtime = promoted_runtime
