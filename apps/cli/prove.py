@@ -113,14 +113,15 @@ def prove(as_json: bool, **flags: Any) -> None:
         _as_chat(flags, as_json)
         return
     setting, arm = _setting(flags), _arm(flags)
-    bench = open_bench(resolve(flags), log)
+    settings = resolve(flags)
+    bench = open_bench(settings, log)
     reach = trial.within_reach(bench, setting, 0)
     if not reach:
         log("none of 64 replies of the original model has 3 stars, so ratings may fail to teach this taste.")
     for seed in range(flags["seeds"]):
         bench.base_replies(setting, seed)  # stores replies, which the worker processes only read
     parts = [trial.TrialPart(setting, arm, seed, log) for seed in range(flags["seeds"])]
-    found = dict(workers(flags, bench).results(trial.run_part, parts))
+    found = dict(workers(flags, settings, bench).results(trial.run_part, parts))
     points = report.join_trials([found[seed] for seed in range(flags["seeds"])])
     facts = {
         "checkpoints": [asdict(p) for p in points],
@@ -238,8 +239,11 @@ def _run_drawn(flags: dict[str, Any], as_json: bool) -> None:
     setup = drawn_trial.DrawnSetup(chat, flags["learn"], flags["best_of"])
     users = [drawn_users.DrawnUser.draw(n, flags["held_out"], flags["rater"]) for n in range(flags["drawn"])]
     wanted = drawn_suite.DrawnRun(setup, users, flags["seeds"], flags["rater"])
-    bench = open_bench(resolve(flags), log)
-    found = drawn_suite.run_missing(bench, wanted, file, _machine(bench), log, workers(flags, bench))
+    settings = resolve(flags)
+    bench = open_bench(settings, log)
+    found = drawn_suite.run_missing(
+        bench, wanted, file, _machine(bench), log, workers(flags, settings, bench)
+    )
     if as_json:
         print_json(drawn_report.facts(found) | {"seconds": round(time.monotonic() - started, 1)})
     else:
@@ -369,7 +373,7 @@ def open_bench(settings: Settings, tell, measured=None):
     return Bench(model, backend, chosen, kept, measured)
 
 
-def workers(flags: dict[str, Any], bench: Any) -> Any:
+def workers(flags: dict[str, Any], settings: Settings, bench: Any) -> Any:
     """Return the worker processes that run trials at the same time, as many as --jobs says. The main process
     runs all trials with a scorer of the user's own. Without --jobs, the main process also runs all trials
     with a backend other than native, with one core, or if two copies of the model need too much memory."""
@@ -383,9 +387,7 @@ def workers(flags: dict[str, Any], bench: Any) -> Any:
     if count == 1:
         return Workers(lambda: bench, 1)
     bench.measure()  # once, for all processes
-    return Workers(
-        partial(open_bench, replace(resolve(flags), threads=1), _say_nothing, bench.measured), count
-    )
+    return Workers(partial(open_bench, replace(settings, threads=1), _say_nothing, bench.measured), count)
 
 
 def _say_nothing(text: str) -> None:

@@ -178,7 +178,13 @@ def test_a_rollback_says_whether_the_version_changed(run, learned, tiny_folder):
     )
 
 
-@pytest.mark.parametrize("words", ["learn status --details --router on", "learn router"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "learn status --details --router on", "learn router",
+        "prove --drawn 2 --jobs 2 --ratings 1 --questions 1 --max-tokens 2",
+    ],
+)  # fmt: skip
 def test_a_note_about_the_settings_is_printed_once(words, run, learned, tiny_folder, tmp_path, monkeypatch):
     """The model that takes the place of auto, and the file in the working folder."""
     monkeypatch.chdir(tmp_path)
