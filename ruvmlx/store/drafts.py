@@ -2,12 +2,16 @@
 reply."""
 
 import json
+import math
 import os
 import sqlite3
 import uuid
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from typing import Any
 
 from ..errors import NotFound
+from ..platform.files import IDLE_SECONDS, is_running
 from .database import Database
 from .replies import Replies, ReplyRow
 
@@ -27,7 +31,8 @@ class Drafts:
 
         question: the id of the message that the reply follows; None: the last message
         """
-        words = asdict(replace(reply, query=None, features=None)) | {"teaches": reply.teaches}
+        words = asdict(replace(reply, query=None, features=None))
+        words |= {"teaches": reply.teaches, "saved": _now()}
         with self._db.transaction():
             self._db.execute(
                 "INSERT OR REPLACE INTO drafts (session_id, parent, process, reply)"
@@ -40,9 +45,10 @@ class Drafts:
 
     def recover(self) -> list[str]:
         """Turn the drafts of killed processes into replies. Returns the ids of the chats of these replies. A
-        draft whose chat is being erased is deleted."""
+        draft whose chat is being erased is deleted. A draft that was not saved for IDLE_SECONDS counts as the
+        draft of a killed process, because another program can have the number of that process."""
         drafts = self._db.rows("SELECT session_id, parent, process, reply FROM drafts")
-        left = [row for row in drafts if not _is_alive(row["process"])]
+        left = [row for row in drafts if not _is_alive(row["process"], json.loads(row["reply"]))]
         left = [row for row in left if self._claim(row["session_id"], row["process"])]
         return [row["session_id"] for row in left if self._add(row)]
 
@@ -50,6 +56,7 @@ class Drafts:
         """Turn a draft into a reply. Returns False if the draft's chat or question is gone; the draft is then
         deleted."""
         words = json.loads(row["reply"])
+        words.pop("saved", None)
         features = None if words.pop("teaches", True) else b""
         reply = ReplyRow(**words | {"examples": tuple(words["examples"]), "features": features})
         try:
@@ -76,16 +83,16 @@ def _own_process() -> str:
     return f"{os.getpid()}:{_TOKEN}"
 
 
-def _is_alive(process: str) -> bool:
-    """Return True if a process with this number runs. If `process` has the number of this process but another
-    token, it is an earlier process that had the same number, so the result is False."""
+def _now() -> float:
+    """Return the seconds since 1970."""
+    return datetime.now(UTC).timestamp()
+
+
+def _is_alive(process: str, words: dict[str, Any]) -> bool:
+    """Return True if a process with this number runs and has saved the draft within IDLE_SECONDS. If
+    `process` has the number of this process but another token, it is an earlier process that had the same
+    number, so the result is False."""
     number, _, token = process.partition(":")
     if int(number) == os.getpid():
         return token == _TOKEN
-    try:
-        os.kill(int(number), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True  # the process runs and belongs to another user
-    return True
+    return is_running(int(number)) and _now() - words.get("saved", math.inf) < IDLE_SECONDS

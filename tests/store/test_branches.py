@@ -10,7 +10,7 @@ import pytest
 
 from ruvmlx.chats import soft_delete
 from ruvmlx.errors import NotFound
-from ruvmlx.store import MessageRow, Store, search_index
+from ruvmlx.store import MessageRow, Store, drafts, search_index
 from ruvmlx.store.messages import ERASING
 from ruvmlx.store.tree import Tree
 
@@ -379,6 +379,19 @@ def test_a_draft_becomes_a_reply_when_its_writer_has_gone(store):
     store.drafts.put(chat, a_reply("d2", text="x"))
     store.replies.add(a_reply("d2", text="xy"), chat)
     assert store.db.rows("SELECT * FROM drafts") == []
+
+
+def test_a_draft_whose_writers_number_another_program_has_is_recovered_after_an_hour(store, monkeypatch):
+    """It stayed a draft as long as that program ran, and the next reply in the chat replaced it."""
+    session = store.chats.new("m")
+    store.messages.add_user(session, "hello")
+    store.drafts.put(session, a_reply("d1", text="half a re"))
+    store.db.execute("UPDATE drafts SET process = '1:x'")
+    now = time.time()
+    for later, found in ((3000, []), (4000, [session])):
+        monkeypatch.setattr(drafts, "_now", lambda later=later: now + later)
+        assert store.drafts.recover() == found
+    assert branch_texts(store, session) == ["hello", "half a re"]
 
 
 @pytest.mark.parametrize("teaches", [True, False])
