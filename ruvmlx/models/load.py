@@ -68,7 +68,7 @@ def load_gguf(path: Path, name: str | None = None) -> Model:
 
 
 def _load_encoder(file: "GGUFFile", name: str) -> Model:
-    from .config.fingerprint import content_hash, fingerprint
+    from .config.fingerprint import fingerprint
     from .text.gguf_tokenizer import gguf_tokenizer
     from .weights.encoder_files import open_encoder_gguf
 
@@ -82,7 +82,7 @@ def _load_encoder(file: "GGUFFile", name: str) -> Model:
         tokenizer=tokenizer,
         load_weights=found.load_weights,
         fingerprint=fingerprint(found.shape, found.layout, found.samples()),
-        content=partial(content_hash, found.layout, found.raw),
+        content=found.content,
         parameters=found.parameters,
         bytes=found.bytes,
         types=found.types,

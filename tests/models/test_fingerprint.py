@@ -8,7 +8,9 @@ import pytest
 from ruvmlx.models.config.fingerprint import content_hash, fingerprint
 from ruvmlx.models.config.model import QueryScale
 from ruvmlx.models.config.rope_scaling import DynamicRope, LinearRope
+from ruvmlx.models.load import load_model
 
+from .make_models import make_safetensors_model
 from .shapes import Shape
 
 OF_VERSION_1 = [
@@ -56,3 +58,16 @@ def test_the_content_depends_on_every_tensor():
     assert len(found) == 4
     backwards = dict(reversed(tensors.items()))
     assert content_hash(backwards, tensors.get) == content_hash(tensors, tensors.get)
+
+
+MPT = {"family": "mpt", "n_heads": 2, "n_kv_heads": 2}
+
+
+@pytest.mark.parametrize("shape", [{"family": "mistral", "wrapped": True}, MPT])
+def test_models_whose_tensors_have_other_names_in_the_file_have_a_content(tmp_path, shape):
+    """Of a model for text and images, only the text part counts."""
+    found = [
+        load_model(str(make_safetensors_model(tmp_path / str(seed), seed=seed, **shape))).content()
+        for seed in (0, 1)
+    ]
+    assert found[0] != found[1]

@@ -19,6 +19,7 @@ from ..files.safetensors_file import Tensor
 from ..files.small_floats import is_fp8
 from .encoder import is_encoder
 from .families import has_decoder
+from .fingerprint import content_hash
 from .model import ModelShape, OtherShape, Weights
 
 _TYPE = re.compile(r"[\w-]{1,64}", re.ASCII)
@@ -66,9 +67,9 @@ class OtherFolder:
         """Raise UnsupportedModel, because mlx-lm reads the files itself."""
         raise UnsupportedModel(f"a model of type {self.shape.model_type} is read by mlx-lm alone.")
 
-    def raw(self, name: str) -> np.ndarray:
-        """Return the bytes of a tensor, uint8 [n]."""
-        return self.tensors[name].raw()
+    def content(self) -> str:
+        """Return a hash of a piece of every tensor."""
+        return content_hash(self.tensors, lambda name: self.tensors[name].raw())
 
     def samples(self) -> Iterator[np.ndarray]:
         """Yield the raw bytes of the _SAMPLED largest tensors for the fingerprint. The bytes differ between

@@ -21,6 +21,7 @@ from ..config.encoder import (
     folder_encoder,
 )
 from ..config.encoder_gguf import gguf_encoder
+from ..config.fingerprint import content_hash
 from ..config.layout import check_shapes
 from ..config.model import Weights
 from ..files.gguf import GGUFFile
@@ -122,6 +123,10 @@ class EncoderFiles:
 
     def load_weights(self) -> Weights:
         return EncoderWeights(self.layout, self.read)
+
+    def content(self) -> str:
+        """Return a hash of a piece of every tensor."""
+        return content_hash(self.layout, self.raw)
 
     def samples(self) -> Iterator[np.ndarray]:
         """Yield the raw bytes of some tensors for the fingerprint."""

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +76,9 @@ class Folder:
     def load_weights(self) -> Weights:
         return FolderWeights(self.tensors, self.plan)
 
-    def raw(self, name: str) -> np.ndarray:
-        """Return the bytes of a tensor, uint8 [n]."""
-        return self.tensors[name].raw()
+    def content(self) -> str:
+        """Return a hash of a piece of every tensor."""
+        return content_hash(self.tensors, lambda name: self.tensors[name].raw())
 
     def samples(self) -> Iterator[np.ndarray]:
         """Yield the raw bytes of the tensors in SAMPLED for the fingerprint. The bytes differ between two
@@ -124,7 +123,7 @@ def load_folder(path: Path, name: str) -> Model:
         tokenizer=tokenizer,
         load_weights=folder.load_weights,
         fingerprint=fingerprint(folder.shape, folder.layout, folder.samples()),
-        content=partial(content_hash, folder.layout, folder.raw),
+        content=folder.content,
         parameters=folder.parameters,
         bytes=folder.bytes,
         default_sampling=sampling_defaults(generation, folder.shape.model_type, [name, path.name]),
