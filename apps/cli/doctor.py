@@ -156,15 +156,16 @@ def _model() -> str:
 
 
 def _adapter() -> str:
+    from ruvmlx.engine.model_identity import identify
     from ruvmlx.lora import MicroLoRA
     from ruvmlx.lora.layer_lora import unpack_layers
     from ruvmlx.models.load import load_model
     from ruvmlx.sona.adapter_history import AdapterHistory
     from ruvmlx.store import Store
 
-    name = settings.load().adapter
-    model = load_model(_settings().model)
-    history = AdapterHistory(Store(settings.store_file()), model.fingerprint, name)
+    name, store = settings.load().adapter, Store(settings.store_file())
+    model = identify(store, load_model(_settings().model), claim=False)
+    history = AdapterHistory(store, model.fingerprint, name)
     if version := history.version():
         row = history.adapter(version)
         MicroLoRA.from_bytes(row.state, model.shape.hidden_size, model.shape.vocab_size)

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from apps.cli import doctor
 from ruvmlx import settings as config
 from ruvmlx.lora import interchange
 from ruvmlx.models.load import load_model
@@ -273,3 +274,7 @@ def test_a_fused_model_does_not_get_the_adapter_again(run, tmp_path, monkeypatch
     for name, code in (("fused", 2), ("model", 0)):
         monkeypatch.setenv("RUVMLX_MODEL", str(tmp_path / name))
         assert run("learn", "status", "--adapter", "mine")[0] == code
+    run("adapters", "use", "mine")
+    for name, words in (("fused", "nothing is learned yet"), ("model", "mine, version 1")):
+        monkeypatch.setenv("RUVMLX_MODEL", str(tmp_path / name))
+        assert words in doctor._CHECKS["adapter"]()
