@@ -88,8 +88,9 @@ RVM_API int rvm_decoder_forward(rvm_decoder *d, const rvm_page *pages, size_t of
 
 /* Append n tokens (1 to max_tokens) of a prompt. The call writes outputs for the last token: hidden [hidden_size] and
  * logits [vocab_size]. Each of the two pointers can be NULL. For quantised matrices, the activations have 8 bits as far as
- * the queries, keys and values of the last layer, and 16 bits after that. So the call takes less time. The number of bits does
- * not depend on how the caller divides a prompt. The other arguments are those of rvm_decoder_forward. */
+ * the queries, keys and values of the last layer, and 16 bits after that. So the call takes less time. With quantised
+ * matrices, the bits of the results do not depend on how the caller divides a prompt. The other arguments are those of
+ * rvm_decoder_forward. */
 RVM_API int rvm_decoder_prefill(rvm_decoder *d, const rvm_page *pages, size_t offset, const int32_t *tokens, size_t n,
                                 float *hidden, float *logits, const int *cancel);
 

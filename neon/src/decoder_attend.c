@@ -24,10 +24,11 @@ static range part_of(range pages, size_t part, size_t parts) {
     return (range){pages.first + part * n / parts, pages.first + (part + 1) * n / parts};
 }
 
-/* The number of parts (key ranges) depends on the number of pages and not on their tiers. The function must not read
-   the page table, because a slow thread can call this function when the caller's page table no longer exists. */
+/* The number of parts (key ranges) depends on the number of pages and not on their tiers. A prompt has one part, so that
+   its bits do not depend on how the caller divides it. The function must not read the page table, because a slow thread
+   can call this function when the caller's page table no longer exists. */
 size_t parts_of(const stage *s) {
-    return s->c->rows || s->n > FEW ? 1 : parts_in(pages_seen(s, 0, s->n));
+    return s->c->rows || s->coarse || s->n > FEW ? 1 : parts_in(pages_seen(s, 0, s->n));
 }
 
 /* Return the address of the partial attention of a head of the stage's token t, for the key range `part`. The results

@@ -30,8 +30,7 @@ from .types import Chunk, GenerationRequest, GenerationResponse, TokenLogprob, t
 # at least LEAST_PIECE and at most a chunk. The chat can show progress between two pieces.
 FIRST_PIECE, LEAST_PIECE, PIECE_SECONDS = 512, 256, 2.0  # tokens, tokens, seconds
 # LEAST_PART: while other runs wait, a piece of the prompt has at least so many tokens, unless the chunk or
-# the prompt ends before. For 8 or fewer tokens the kernels sum attention in another order: smaller pieces
-# would change the last bits.
+# the prompt ends before. Each piece reads all weights, so smaller pieces would be slow.
 LEAST_PART = 16  # tokens
 
 

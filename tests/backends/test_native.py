@@ -120,6 +120,17 @@ def test_threads_do_not_change_a_bit(tmp_path, stored):
         np.testing.assert_array_equal(rows[0], other)
 
 
+@pytest.mark.parametrize("stored", ["4-bit", "8-bit"])
+def test_a_prompt_has_the_same_bits_in_any_pieces(tmp_path, stored):
+    """A request that is sent again reads only the end of its prompt: its answer stays the same."""
+    backend, prompt = NativeBackend(made(tmp_path, **SIZES, **STORED[stored])), TOKENS * 3
+    whole = backend.prefill(prompt, backend.new_cache()).logits
+    for last in (1, 2, 7, 8, 9, 16):
+        cache = backend.new_cache()
+        backend.prefill(prompt[:-last], cache)
+        np.testing.assert_array_equal(backend.prefill(prompt[-last:], cache).logits, whole)
+
+
 def test_a_replayed_trace_equals_the_live_one(tmp_path):
     """head(hidden) gives the very logits of the step that the hidden state came from."""
     backend = NativeBackend(made(tmp_path, **SIZES, **STORED["4-bit"]))
