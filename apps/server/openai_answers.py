@@ -115,10 +115,11 @@ def room_of(responses: Sequence[GenerationResponse], allowed: int | None) -> int
 
 
 def finish_reason(response: GenerationResponse, called: bool = False) -> FinishReason:
-    """Return OpenAI's word for the reason why a reply ended. called: True if the reply has tool calls."""
+    """Return OpenAI's word for the reason why a reply ended. called: True if the reply has tool calls. A stop
+    text can cut a call, as a limit can: then the reason is not "tool_calls"."""
     if response.finish_reason == "length":
         return "length"
-    return "tool_calls" if called else "stop"
+    return "tool_calls" if called and response.stopped_by is None else "stop"
 
 
 def token_infos(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob], top: int) -> list[TokenInfo]:

@@ -99,6 +99,15 @@ def test_a_cut_call_ends_by_its_length(client, shared):
         assert "<tool_call>" not in (message.content or "") and "name" not in (message.content or "")
 
 
+def test_a_call_that_a_stop_text_cuts_is_not_a_whole_call(client, shared):
+    """A program runs the calls of a reply that ended by "tool_calls": their arguments must be whole."""
+    fields = request_fields(shared, stop=["}"])
+    done = client.chat.completions.create(**fields).choices[0]
+    assert done.finish_reason == "stop" and not done.message.tool_calls[0].function.arguments.endswith("}")
+    stream = list(client.chat.completions.create(**fields, stream=True))
+    assert [c.choices[0].finish_reason for c in stream][-1] == "stop"
+
+
 def test_none_is_a_reply_without_tools(client, shared):
     """The prompt is that of the messages alone."""
     want = request_fields(shared, max_tokens=8, parallel_tool_calls=None)
