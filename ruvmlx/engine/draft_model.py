@@ -44,7 +44,7 @@ class DraftModel:
 
     def __init__(self, backend: Backend, context: int, vocabulary: int):
         """context: the maximum number of tokens that the draft model can read. vocabulary: the number of
-        tokens in the large model's vocabulary; the draft model guesses only token ids below this number."""
+        tokens that both models have; the draft model reads and guesses only token ids below this number."""
         self._backend, self._context, self._vocabulary = backend, context, vocabulary
         self._cache: KVCache = backend.new_cache()
         self._read: list[int] = []  # the token ids in the draft model's KV cache
@@ -94,8 +94,8 @@ class DraftModel:
 
     def _guesses(self, tokens: Sequence[int], longest: int) -> Iterator[tuple[int, float]]:
         """Yield the likeliest next token and its probability, then the tokens after it. Yield nothing while
-        the draft model has not yet read all of `tokens`, or if `tokens` and the draft do not fit the draft
-        model's context."""
+        the draft model has not yet read all of `tokens`, if `tokens` and the draft do not fit the draft
+        model's context, or if the draft model lacks one of `tokens`."""
         step = self._follow(tokens) if len(tokens) + longest <= self._context else None
         while step is not None:
             logits = step.logits[: self._vocabulary]
@@ -105,8 +105,8 @@ class DraftModel:
 
     def _follow(self, tokens: Sequence[int]) -> Step | None:
         """Make the draft model's cache hold `tokens`, and return the step after the last token. One call
-        reads at most PIECE tokens that are not in the cache. Return None if the cache still lacks some of
-        `tokens` after this call; the next call reads more of them."""
+        reads at most PIECE tokens that are not in the cache. Return None if the draft model lacks one of
+        them, or if the cache still lacks some of `tokens` after this call; the next call reads more."""
         same = _common(self._read, tokens[:-1])
         if same < len(self._read):
             if self._cache.trim(len(self._read) - same):
@@ -115,6 +115,8 @@ class DraftModel:
                 self._cache, same = self._backend.new_cache(), 0
             del self._read[same:]
         missing = list(tokens[same : same + PIECE])
+        if max(missing) >= self._vocabulary:
+            return None
         step = self._decode(missing[0]) if len(missing) == 1 else self._prefill(missing)
         return step if len(self._read) == len(tokens) else None
 

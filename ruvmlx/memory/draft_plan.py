@@ -49,4 +49,4 @@ def open_draft_model(
     if planning.plan is not None and plan is not None:
         planning.plan.check(-plan.need.total)
     opened = open_backend(name, planning.watched_model(small), settings.threads, 0, planning)
-    return DraftModel(opened, small.context, large.shape.vocab_size)
+    return DraftModel(opened, small.context, min(large.shape.vocab_size, small.shape.vocab_size))

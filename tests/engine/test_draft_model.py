@@ -113,6 +113,14 @@ def test_no_token_that_the_large_model_lacks(packed_model):
     assert all(token < 7 for token in model.draft([3, 4, 5], 6, FixedLength(6)).tokens)
 
 
+def test_no_guess_after_a_token_that_the_draft_model_lacks(packed_model):
+    """Fine-tunes add tokens after those of their family, for example the marks of ChatML."""
+    model, beyond = drafts_of(packed_model, packed_model), packed_model.config.vocab_size
+    assert not model.draft([3, 4, beyond], 4, FixedLength(4)).tokens
+    assert not model.draft([3, beyond, 5, 6], 4, FixedLength(4)).tokens
+    assert model.draft([3, 4, 5], 4, FixedLength(4)).tokens
+
+
 class Useless(DraftModel):
     """Always sure, always wrong; counts its guesses."""
 
