@@ -5,12 +5,15 @@ import threading
 
 import pytest
 
+from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.engine.context_window import cut
 from ruvmlx.errors import StoreError, UsageError
 from ruvmlx.models.config.model import Message
+from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
 from ruvmlx.sona.calibration import Measurement
+from ruvmlx.store import Store
 
 
 def say(runtime, chat, text, cancel_at=None, n=6):
@@ -69,6 +72,19 @@ def test_a_full_context_drops_the_oldest_turns(open_tiny):
         assert len(runtime.chats.turns(chat)) == 25
         last = runtime.model.tokenizer.decode(runtime.store.replies.get("last").prompt_ids)
     assert "be kind" in last and "message number 11" in last and "message number 0 " not in last
+
+
+@pytest.mark.parametrize("limit", [6, 120, 10_000])
+def test_a_chat_goes_on_where_memory_holds_less_than_the_context(tiny, home, limit):
+    """The oldest turns go, as in a full context: a chat whose every message is refused is lost."""
+    backend, settings = NativeBackend(tiny, threads=1), Settings(adapter="none", kv_disk=None)
+    backend.pool.budget = int(4.2 * backend.pool.sizes[-1])
+    with Runtime(Store(home / "ruvmlx.db"), tiny, backend, settings, learn=False) as runtime:
+        chat = runtime.chats.new_chat(system="be kind")
+        for i in range(12):
+            response = say(runtime, chat, f"message number {i} " + "blah " * 9, n=limit, cancel_at=3)
+            assert response.generation_tokens == 3
+        assert len(runtime.chats.turns(chat)) == 25 and runtime.chats.left_out(chat, limit)
 
 
 def test_a_full_context_still_finds_its_cache(open_tiny):

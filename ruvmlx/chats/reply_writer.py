@@ -47,8 +47,8 @@ class ReplyWriter:
         optimizer: RealtimeOptimizer,
     ):
         """Raise UsageError if the sampling settings are invalid."""
-        self.engine, self.window = engine, ContextWindow(engine.model)
-        self.scheduler = optimizer.scheduler
+        self.engine, self.scheduler = engine, optimizer.scheduler
+        self.window = ContextWindow(engine.model, self.scheduler.admission.longest)
         self._store, self._model, self._settings = store, engine.model, settings
         self._learning, self._tiers = learning, tiers
         self.archive = ReplyArchive(

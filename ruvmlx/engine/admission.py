@@ -109,13 +109,20 @@ class Admission:
 
     def longest(self) -> int:
         """Return the maximum number of tokens of one sequence whose KV cache at the lowest precision fits
-        into the whole memory budget. The number is at most the model's context length; without a budget it is
-        the context length."""
+        into the whole memory budget, however its tokens are divided into prompt and reply. The number is at
+        most the model's context length; without a budget it is the context length."""
         pool, context = getattr(self._engine.backend, "pool", None), self._engine.model.context
         if pool is None or not pool.budget:
             return context
         shape = self._shape(tighten(self._engine.sessions.policy or F16, MAX_LEVEL))
-        return most(context, lambda n: shape.peak(Growth(n, n, 1, PAGE)) <= pool.budget)
+
+        def fits(n: int) -> bool:
+            # A prompt that fills its last page can need less than a shorter prompt. So the first token of
+            # the last page counts, too.
+            lengths = n, n - (n - 1) % PAGE
+            return all(shape.peak(Growth(tokens, tokens, 1, PAGE)) <= pool.budget for tokens in lengths)
+
+        return most(context, fits)
 
     # --------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ overflow."""
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,12 +66,28 @@ def first_measured(count: int, limit: int) -> int:
 
 
 class ContextWindow:
-    """A context window fits conversations into one model's context. Sizes are in tokens."""
+    """A context window fits conversations into one model's context and into the memory for KV caches. Sizes
+    are in tokens."""
 
-    def __init__(self, model: Model):
-        self.size = model.context
+    def __init__(self, model: Model, longest: Callable[[], int] | None = None):
+        """longest: a function that returns the maximum number of tokens for whose KV cache there is memory;
+        None: there is memory for the whole context"""
+        self._context, self._longest = model.context, longest
         self._tokenizer = model.tokenizer
         self._counts: dict[bytes, int] = {}  # hash of a text -> number of tokens
+
+    @property
+    def size(self) -> int:
+        """Return the maximum number of tokens of a prompt and its reply."""
+        return min(self._context, self._longest()) if self._longest else self._context
+
+    def _room(self, max_new_tokens: int) -> int:
+        """Return the number of tokens of the longest prompt. A quarter of the size, or the reply's limit if
+        that is less, stays free for the reply. If memory limits the size, a reply's own limit stays free as a
+        whole, because the memory for it must be there before the reply begins."""
+        size = self.size
+        is_whole = size < self._context and max_new_tokens < self._context
+        return size - (max_new_tokens if is_whole else min(max_new_tokens, size // 4))
 
     def _tokens(self, text: str) -> int:
         """Return the number of tokens of a text. The numbers of the last MAX_COUNTS texts are kept by the
@@ -96,16 +112,15 @@ class ContextWindow:
         exchanges. Never leave out the newest message of the user: if the messages from there on do not fit,
         shorten their oldest tool results.
 
-        A quarter of the context, or the reply's limit if that is less, is kept free for the reply. When the
-        context is full, the oldest messages are cut off until the messages fit into half of the room for
-        messages (`cut`), because all prompts until the next cut then begin with the same tokens, which the KV
-        cache can hold.
+        When the context is full, the oldest messages are cut off until the messages fit into half of the room
+        for messages (`cut`), because all prompts until the next cut then begin with the same tokens, which
+        the KV cache can hold.
 
         summary: a summary of the left-out messages; the first message that is kept, apart from the system
             prompt, begins with it
         reserved: the number of tokens that the prompt has besides the messages
         """
-        limit = self.size - min(max_new_tokens, self.size // 4) - reserved
+        limit = self._room(max_new_tokens) - reserved
         if summary:
             limit -= self.message_size(Message("user", summary))
         head = messages[:1] if messages[0].role == "system" else []
@@ -151,10 +166,8 @@ class ContextWindow:
         asked = next((n for n in range(len(turns), 0, -1) if turns[n - 1].role == "user"), 0)
         read = turns[:asked]
         is_plain = not summary and not any(turn.calls for turn in read)
-        if (
-            is_plain
-            and sum(len(turn.content.encode()) + TEMPLATE_TOKENS for turn in read) < self.size // 2 - reserved
-        ):
+        least = self._room(max_new_tokens) // 2 - reserved
+        if is_plain and sum(len(turn.content.encode()) + TEMPLATE_TOKENS for turn in read) < least:
             return []  # a token has at least one byte, so these turns fit, unless tool calls are very long
         messages = as_messages(read)
         gone = len(messages) - len(self.fitting(messages, max_new_tokens, summary, reserved))

@@ -7,7 +7,7 @@ import pytest
 
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import LLMInferenceEngine, Sampling, queue, scheduler
-from ruvmlx.engine.admission import most
+from ruvmlx.engine.admission import Admission, most
 from ruvmlx.engine.best_of import BestOf, requests_for
 from ruvmlx.engine.queue import OVERTAKEN
 from ruvmlx.engine.scheduler import Scheduler
@@ -294,6 +294,21 @@ def test_a_reply_that_may_fill_the_context_ends_where_the_budget_does(packed_mod
     assert sink.response.prompt_tokens + sink.response.generation_tokens == 4 * 64 - 1
     engine.backend.pool.budget = 0
     assert running.admission.longest() == engine.model.context == 512
+
+
+@pytest.mark.parametrize("pages", [3.7, 4.2, 4.5])
+@pytest.mark.parametrize("policy", [F16, TIERED])
+def test_the_longest_sequence_fits_with_a_prompt_of_any_length(packed_model, policy, pages):
+    """A chat leaves out its oldest messages by this number, so its prompts can have any length below it."""
+    admission = Admission(new_engine(packed_model, policy, pages)[0])
+
+    def check_all(longest: int) -> None:
+        for prompt in range(1, longest):
+            admission.grant(greedy_request(ids(prompt, 1), longest - prompt), 1, ())
+
+    check_all(admission.longest())
+    with pytest.raises(CacheTooLarge):
+        check_all(admission.longest() + 2)
 
 
 def test_a_refused_request_holds_no_cache_of_others(packed_model):

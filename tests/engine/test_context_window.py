@@ -106,9 +106,8 @@ def an_exchange(*results):
 
 @pytest.fixture
 def window(tiny):
-    found = ContextWindow(tiny)
-    found.size = 1024  # a call takes 100 of these tokens, because a byte is a token of this model
-    return found
+    # a call takes 100 of these tokens, because a byte is a token of this model
+    return ContextWindow(replace(tiny, shape=replace(tiny.shape, max_context=1024)))
 
 
 @pytest.mark.parametrize("system", [[], [Message("system", "Be kind.")]])

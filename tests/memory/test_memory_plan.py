@@ -63,7 +63,7 @@ def test_the_caches_get_what_is_left(tiny):
 
 
 @pytest.mark.parametrize(
-    ("pages", "told"), [(2, None), (4.2, "320 tokens of prompt and reply, not 512"), (1000, "")]
+    ("pages", "told"), [(2, None), (4.2, "256 tokens of prompt and reply, not 512"), (1000, "")]
 )
 def test_a_budget_is_kept_or_the_start_says_what_it_cannot_hold(tiny, pages, told):
     engine = LLMInferenceEngine(tiny, NativeBackend(tiny, threads=1), TIERED)
