@@ -43,8 +43,11 @@ def decode(data: bytes, kind: type[B]) -> Decoded[B]:
     """Decode a request body into its struct. Raise ApiError, 400, if the body is not JSON or does not fit the
     struct. If the body does not fit the struct, the error has the name of the first wrong field.
 
-    Most bodies have no ignored fields, so the function first tries to decode the whole body at once.
+    Most bodies have no ignored fields, so the function first tries to decode the whole body at once. If the
+    struct needs no field, an empty body is the same as an object without fields.
     """
+    if not data and not needs_fields(kind):
+        data = b"{}"
     decoder = _DECODERS.setdefault(kind, msgspec.json.Decoder(kind))
     try:
         try:
@@ -56,6 +59,11 @@ def decode(data: bytes, kind: type[B]) -> Decoded[B]:
         if _HALF_CHARACTER.search(data):
             reason = "a \\u escape is half of a character (a lone surrogate); send whole characters"
         raise ApiError(400, f"the body is not JSON: {reason}.", code="invalid_json") from None
+
+
+def needs_fields(kind: type) -> bool:
+    """Return True if a body of this struct must have a field."""
+    return any(field.required for field in msgspec.structs.fields(kind))
 
 
 def _decoded_in_steps(data: bytes, kind: type[B]) -> Decoded[B]:

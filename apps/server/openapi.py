@@ -10,6 +10,7 @@ import msgspec
 from ruvmlx import __version__
 
 from .bodies import EXACT
+from .decoding import needs_fields
 from .endpoint import EVENTS, Answer, Call, Endpoint, PlainText
 from .model_pool import EMBEDDING
 from .request_fields import UNUSED, Unused, steps_of
@@ -152,7 +153,7 @@ def _operation(e: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:
         operation.setdefault("parameters", []).extend(_query_parameters(e.query))
     if e.body is not None:
         content = {"application/json": {"schema": schemas[e.body]}}
-        operation["requestBody"] = {"required": True, "content": content}
+        operation["requestBody"] = {"required": needs_fields(e.body), "content": content}
     if e.anthropic_answer is not None:
         header = {"name": "anthropic-version", "in": "header", "schema": {"type": "string"}}
         operation.setdefault("parameters", []).append({**header, "description": "Asks for Anthropic's form."})
