@@ -1,6 +1,7 @@
 """This module defines the row of a table that describes an endpoint of the server. The server makes its
 routes and the OpenAPI document from this table."""
 
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -57,7 +58,8 @@ class Call:
     requests share KV caches only if their salts are equal. facts: numbers for the log and for the list of
     recent requests, without text of a user. is_anthropic: True if the request has the header
     `anthropic-version`, which asks for Anthropic's form. query: a struct of the endpoint's type, or None.
-    ignored: fields of the body that change nothing; a header of the answer names these fields.
+    ignored: fields of the body that change nothing; a header of the answer names these fields. arrived: the
+    time (time.monotonic_ns()) when the server had read the request; the model of the request opens after it.
     """
 
     serving: "Serving"
@@ -69,6 +71,7 @@ class Call:
     is_anthropic: bool = False
     query: Any = None
     ignored: list[str] = field(default_factory=list)
+    arrived: int = field(default_factory=time.monotonic_ns)
 
     def salt_for(self, user: str | None) -> str:
         """Return the salt of the KV caches for one user of this API key. user: the name of the user that the

@@ -201,7 +201,7 @@ async def _answers(
                 held.append(part)
             if part.response is not None:
                 said = words([ReplyPart(0, part.thought, part.text), _only_calls(held, part.response)])
-                yield _last(body, part.response, said, infos, begun)
+                yield _last(call, body, part.response, said, infos, begun)
             elif part.text or part.thought or infos:
                 yield OllamaAnswer(
                     model=body.model, created_at=now(), done=False, logprobs=infos, **words([part])
@@ -219,12 +219,15 @@ def _infos(call: Call, body: OllamaReplyBody, part: ReplyPart) -> list[TokenInfo
 
 
 def _last(
+    call: Call,
     body: OllamaReplyBody,
     response: GenerationResponse,
     said: dict[str, Any],
     infos: list[TokenInfo] | UnsetType,
     begun: int,
 ) -> OllamaAnswer:
+    """Return the last answer of a reply. begun: the time (time.monotonic_ns()) when the model was open and
+    the prompt was complete."""
     first = round(1e6 * response.ttft_ms)
     return OllamaAnswer(
         model=body.model,
@@ -232,8 +235,8 @@ def _last(
         done=True,
         done_reason="length" if response.finish_reason == "length" else "stop",
         id=response.request_id,
-        total_duration=time.monotonic_ns() - begun,
-        load_duration=0,
+        total_duration=time.monotonic_ns() - call.arrived,
+        load_duration=begun - call.arrived,
         prompt_eval_count=response.prompt_tokens,
         prompt_eval_duration=first,
         eval_count=response.generation_tokens,

@@ -2,6 +2,7 @@
 and embed."""
 
 import asyncio
+import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -100,13 +101,13 @@ class OllamaVersion(Struct):
 
 
 class OllamaVectors(Struct):
-    """The vectors (embeddings) of several texts, one for each text."""
+    """The vectors (embeddings) of several texts, one for each text. The durations are in nanoseconds."""
 
     model: str
     embeddings: list[list[float]]
     prompt_eval_count: int
-    total_duration: int = 0
-    load_duration: int = 0
+    total_duration: int
+    load_duration: int
 
 
 _NEVER = "9999-12-31T23:59:59Z"
@@ -181,13 +182,15 @@ async def version(call: Call) -> Answer:
 async def embed(call: Call) -> Answer:
     """Turn texts into vectors (embeddings). The model computes the vectors without its adapter."""
     body: OllamaEmbedBody = call.body
+    begun = time.monotonic_ns()
     if is_last_use(body.keep_alive):
         call.models.close_later(await call.models.find(body.model, embeds=True))
     asked = EmbeddingBody(plain_name(body.model), body.input, dimensions=body.dimensions)
     found = await embed_texts(replace(call, body=asked), asked, is_cut=body.truncate is not False)
     vectors = [list(map(float, row.embedding)) for row in found.data]
     name = found.model if asked.model == EMBEDDING else body.model
-    return OllamaVectors(name, vectors, found.usage.prompt_tokens)
+    total = time.monotonic_ns() - call.arrived
+    return OllamaVectors(name, vectors, found.usage.prompt_tokens, total, begun - call.arrived)
 
 
 async def embed_one(call: Call) -> Answer:

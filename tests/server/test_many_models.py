@@ -326,7 +326,9 @@ def test_ollamas_keep_alive_and_ps(serve_models):
     running = serve_models()
     hello = {"messages": [{"role": "user", "content": "hello"}], "options": {"num_predict": 2}}
     lines = running.ask("POST", "/api/chat", {"model": B, **hello, "keep_alive": "5m"}).body.splitlines()
-    assert json.loads(lines[-1])["done"]
+    last = json.loads(lines[-1])
+    assert last["done"] and last["load_duration"] > 1e7  # the server opened the model for this request
+    assert last["load_duration"] < last["total_duration"]
     assert [m["model"] for m in running.ask("GET", "/api/ps").json["models"]] == [A, B]
     running.ask("POST", "/api/chat", {"model": B, **hello, "keep_alive": 0})
     running.wait_until(lambda: open_names(running) == [A], 60)

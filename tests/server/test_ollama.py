@@ -32,7 +32,10 @@ def test_chat_whole_and_as_a_stream(client, roomy):
     pieces = list(client.chat(roomy.model, HI, options=GREEDY, stream=True))
     assert "".join(piece.message.content or "" for piece in pieces) == text
     assert [piece.done for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-    assert pieces[-1].eval_count == 8 and pieces[-1].total_duration > 0
+    assert pieces[-1].eval_count == 8
+    for last in (done, pieces[-1]):
+        parts = last.load_duration, last.prompt_eval_duration, last.eval_duration
+        assert min(parts) > 0 and sum(parts) <= last.total_duration
 
 
 def test_generate(client, roomy):
@@ -114,6 +117,7 @@ def test_embed(client, roomy):
     want = roomy.ask("POST", "/v1/embeddings", body).json
     np.testing.assert_array_equal(done.embeddings, [row["embedding"] for row in want["data"]])
     assert done.prompt_eval_count == want["usage"]["prompt_tokens"]
+    assert 0 < done.load_duration < done.total_duration
     np.testing.assert_array_equal(client.embeddings(roomy.model, "a river").embedding, done.embeddings[1])
 
 
