@@ -1,11 +1,11 @@
 """This module answers GET /v1/models in OpenAI's form. If the request has the header `anthropic-version`, the
 answer has Anthropic's form."""
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from .endpoint import Answer, Call, Endpoint
 from .errors import ApiError
@@ -44,22 +44,50 @@ class AnthropicModel(Struct, tag_field="type", tag="model"):
 
 
 class AnthropicModelList(Struct):
-    """All names that a request can give as `model`, on one page."""
+    """A page of the names that a request can give as `model`. first_id, last_id: the ids of the page's first
+    and last model; null if the page is empty. has_more: true if the list goes on after the page, or, with
+    `before_id`, begins before the page."""
 
     data: list[AnthropicModel]
-    first_id: str
-    last_id: str
-    has_more: bool = False
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class ModelQuery(Struct):
+    """The query of a request for the models in Anthropic's form: which page of the list the answer has. In
+    OpenAI's form, the list has one page."""
+
+    limit: Annotated[int, Meta(ge=1, le=1000, description="Models of a page.")] = 20
+    after_id: Annotated[str, Meta(description="The last model's id of the page before.")] = ""
+    before_id: Annotated[str, Meta(description="The first model's id of the page after.")] = ""
 
 
 async def list_models(call: Call) -> Answer:
     """Return all names that a request can give as its field `model`."""
     names = await call.models.names(call.salt)
     if call.is_anthropic:
-        cards = [await _anthropic_card(call, name) for name in names]
-        return AnthropicModelList(cards, names[0], names[-1])
+        page, has_more = _page(names, call.query)
+        cards = [await _anthropic_card(call, name) for name in page]
+        ends = (page[0], page[-1]) if page else (None, None)
+        return AnthropicModelList(cards, ends[0], ends[1], has_more)
     known = await embedders(call.models)
     return ModelList("list", [_card(call, name, known) for name in names])
+
+
+def _page(names: Sequence[str], query: ModelQuery) -> tuple[Sequence[str], bool]:
+    """Return a page of the names, and whether the list goes on beyond the page. Raise ApiError, 404, if the
+    query has a name that is not in the list."""
+    for field in ("after_id", "before_id"):
+        if (id := getattr(query, field)) and id not in names:
+            message = f"{field}: there is no such model; GET /v1/models lists them."
+            raise ApiError(404, message, field, "model_not_found")
+    if query.after_id:
+        names = names[names.index(query.after_id) + 1 :]
+    if query.before_id:
+        names = names[: names.index(query.before_id)] if query.before_id in names else []
+        return names[-query.limit :], len(names) > query.limit
+    return names[: query.limit], len(names) > query.limit
 
 
 async def show_model(call: Call) -> Answer:
@@ -88,7 +116,7 @@ async def _anthropic_card(call: Call, name: str) -> AnthropicModel:
 ENDPOINTS = [
     Endpoint(
         "GET", "/v1/models", list_models, "List the models, and adapters.", ModelList,
-        anthropic_answer=AnthropicModelList,
+        anthropic_answer=AnthropicModelList, query=ModelQuery, statuses=(404,),
     ),
     Endpoint(
         "GET", "/v1/models/{id:path}", show_model, "Show one of them.", ModelCard, statuses=(404,),

@@ -262,3 +262,19 @@ def test_models(claude, shared):
     assert int(one.created_at.timestamp()) == shared.serving.started
     with pytest.raises(anthropic.NotFoundError, match="no such model"):
         claude.models.retrieve("gpt-4")
+
+
+def test_pages_of_models(claude):
+    """The client asks for page after page; a page before one has the models just before it."""
+    names = [model.id for model in claude.models.list()]
+    first = claude.models.list(limit=1)
+    assert len(names) > 1 and first.has_more and [model.id for model in first.data] == names[:1]
+    assert [model.id for model in first] == [model.id for model in claude.beta.models.list(limit=1)] == names
+    before = claude.models.list(before_id=names[-1], limit=1)
+    assert [model.id for model in before.data] == names[-2:-1] and before.has_more == (len(names) > 2)
+    last = claude.models.list(after_id=names[-1])
+    assert last.data == [] and last.first_id is None and not last.has_more
+    with pytest.raises(anthropic.NotFoundError, match="after_id: there is no such model"):
+        claude.models.list(after_id="gpt-4")
+    with pytest.raises(anthropic.BadRequestError, match="limit"):
+        claude.models.list(limit=0)
