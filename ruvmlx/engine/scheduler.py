@@ -179,12 +179,13 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Start waiting requests by rank, then by arrival, but none whose session is in use. If a request
-        waits for memory, those after it wait too, because they could take the free memory again and again."""
-        ordered = sorted(self._waiting, key=lambda t: -t.rank)
+        waits for memory, those after it wait too, because they could take the free memory again and again. A
+        cancelled request starts first and needs no place and no memory, because its start ends it."""
+        ordered = sorted(self._waiting, key=lambda t: (not t.request.cancel.is_set(), -t.rank))
         for i, ticket in enumerate(ordered):
             if self._uses(ticket.request.session_id):
                 continue
-            if not self._has_place(ticket.request):
+            if not (ticket.request.cancel.is_set() or self._has_place(ticket.request)):
                 return
             if not self._start(ticket):
                 self._end_waits(ordered[i:])

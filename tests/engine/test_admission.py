@@ -226,6 +226,25 @@ def test_a_wait_for_memory_ends_with_the_numbers(packed_model, monkeypatch):
     assert first.response.generation_tokens == 100
 
 
+def test_a_cancelled_request_leaves_at_once_behind_one_that_waits(packed_model):
+    """Also if no place is free, but not before a request of its session ends."""
+    for width in (64, 1):
+        engine, _ = new_engine(packed_model, F16, 4)
+        running = Scheduler(engine, width)
+        asked = [greedy_request(ids(100, seed), 100, session_id=f"{seed}") for seed in (0, 1, 2, 0)]
+        first, waits, *left = [submit(running, one) for one in asked]
+        running.step()
+        for one in asked[2:]:
+            one.cancel.set()
+        running.step()
+        assert [sink.over for sink in (first, waits, *left)] == [False, False, True, False]
+        assert left[0].response.finish_reason == "cancelled" and running.counts == (1, 2)
+        while running.step():
+            pass
+        assert left[1].response.finish_reason == "cancelled"
+        assert [sink.response.generation_tokens for sink in (first, waits)] == [100, 100]
+
+
 def test_replies_to_one_prompt_hold_it_once(packed_model):
     """Best of n, and requests with the same prompt: three fit where three prompts would not."""
     engine, held = new_engine(packed_model, F16, 4 + 3 * 2)

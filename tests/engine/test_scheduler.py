@@ -158,10 +158,6 @@ def test_cancelling_takes_one_step_and_frees_the_pages(packed_model, when):
     pages = pages if when != "decoding" else None
     asked.cancel.set()
     running.step()
-    if when == "waiting":
-        assert not reply.chunks  # its place is still taken
-        while running.step():
-            pass
     response = reply.response
     assert response.finish_reason == "cancelled" and response.token_ids == response.token_ids[:90]
     assert (response.generation_tokens > 0) == (when == "decoding")
