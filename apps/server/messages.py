@@ -25,7 +25,7 @@ from .endpoint import Answer, Call, Endpoint, EventStream, Waiting
 from .errors import ApiError, anthropic_error
 from .openai_answers import ReplyId, room_of
 from .prompts import ChatPrompt, begun_prompt
-from .splitting import NewCalls
+from .splitting import NewCalls, arguments_of, without_json
 from .writing import ReplyPart, Requests, WrittenReply, reply_parts, requests_for, write_replies
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
@@ -218,16 +218,14 @@ def _message(body: MessagesBody, reply: WrittenReply) -> AnthropicMessage:
 
 
 def _calls(reply: WrittenReply) -> list[WrittenToolUse]:
-    """Return the tool calls whose input is a JSON object. If a limit cut the reply within the last call, the
-    input of this call is empty."""
+    """Return the tool calls. If a limit cut the reply within the last call, the input of this call is
+    empty."""
     found = []
     for made in reply.calls:
-        try:
-            values = msgspec.json.decode(made.arguments, type=dict)
-        except (msgspec.DecodeError, RecursionError):
-            if made is not reply.calls[-1] or reply.response.finish_reason != "length":
-                continue
-            values = {}
+        is_cut = made is reply.calls[-1] and reply.response.finish_reason == "length"
+        values = arguments_of(made)
+        if values is None:
+            values = {} if is_cut else without_json(made)
         found.append(WrittenToolUse(made.id, made.name, values))
     return found
 

@@ -31,7 +31,7 @@ from .ollama_bodies import (
 )
 from .openai_answers import ReplyId, TokenInfo, token_infos
 from .prompts import ChatPrompt, ToolUse, begun_prompt, chat_prompt, formed_fields
-from .splitting import joined_calls
+from .splitting import arguments_of, joined_calls, without_json
 from .writing import ReplyPart, reply_parts, requests_for
 
 NDJSON = "application/x-ndjson"
@@ -160,14 +160,16 @@ def _plain_words(parts: Sequence[ReplyPart]) -> dict[str, Any]:
 
 
 def _calls(parts: Sequence[ReplyPart]) -> list[WrittenToolCall]:
-    """Return the tool calls whose arguments are a JSON object. The arguments of the last call are possibly
-    incomplete, because a limit can cut the reply."""
+    """Return the tool calls, without the last call if a limit cut the reply within this call."""
+    response = parts[-1].response
     found = []
-    for made in joined_calls([piece for part in parts for piece in part.calls]):
-        try:
-            arguments = msgspec.json.decode(made.arguments or "{}", type=dict)
-        except (msgspec.DecodeError, RecursionError):
-            continue
+    calls = joined_calls([piece for part in parts for piece in part.calls])
+    for made in calls:
+        arguments = arguments_of(made)
+        if arguments is None:
+            if made is calls[-1] and response is not None and response.finish_reason == "length":
+                continue
+            arguments = without_json(made)
         found.append(WrittenToolCall(CalledFunction(made.name, arguments), made.id))
     return found
 

@@ -3,6 +3,9 @@ the tool calls. The caller passes the whole text, or the text piece by piece as 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from ruvmlx.models.text.tool_calls import ArgumentsPiece, CallBegun, CallParser, ParsedCall, Piece, TextPiece
 
@@ -91,3 +94,17 @@ def joined_calls(pieces: Sequence[CallPiece]) -> list[ParsedCall]:
         if isinstance(piece, ArgumentsPiece):
             arguments[piece.index] += piece.text
     return [ParsedCall(head.id, head.name, arguments[head.index]) for head in heads]
+
+
+def arguments_of(made: ParsedCall) -> dict[str, Any] | None:
+    """Return the arguments of a tool call as an object, or None if the model wrote no JSON object."""
+    try:
+        return msgspec.json.decode(made.arguments or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def without_json(made: ParsedCall) -> dict[str, Any]:
+    """Return an object with the arguments as the model wrote them, for a tool call whose arguments are no
+    JSON object. The pages of Anthropic's API advise this form, and a tool refuses it."""
+    return {"INVALID_JSON": made.arguments}

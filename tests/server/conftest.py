@@ -309,3 +309,20 @@ def calls_first(roomy, monkeypatch):
         return seen
 
     return script
+
+
+@pytest.fixture
+def says(roomy, monkeypatch):
+    """says(text): from then on, each reply of `roomy` is this text and ends by itself."""
+
+    def script(text):
+        submit = roomy.serving.host.submit
+
+        async def submit_scripted(request, session_id=None):
+            async for chunks in submit(request, session_id):
+                if (response := chunks[-1].response) is not None:
+                    yield [replace(chunks[-1], text=text, response=replace(response, finish_reason="stop"))]
+
+        monkeypatch.setattr(roomy.serving.host, "submit", submit_scripted)
+
+    return script

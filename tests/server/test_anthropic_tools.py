@@ -101,6 +101,22 @@ def test_text_and_calls_are_blocks_in_their_order():
     assert told == [(name, i) for i in range(4) for name in block][:-1] and blocks.called
 
 
+def test_arguments_that_are_no_json_do_not_vanish(claude, request_fields, says):
+    """The whole answer has the form that Anthropic advises; the stream has the model's text."""
+    say = '<tool_call>{"name": "%s", "arguments": %s}</tool_call>'
+    says("So. " + say % ("weather", "{days: 3}") + say % ("time", '{"utc": true}'))
+    request_fields |= {"tool_choice": {"type": "auto"}}
+    whole = claude.messages.create(**request_fields)
+    assert whole.stop_reason == "tool_use"
+    text, first, second = whole.content
+    assert (text.text, first.name, second.input) == ("So.", "weather", {"utc": True})
+    assert first.input == {"INVALID_JSON": "{days: 3}"}
+    streamed = claude.messages.create(**request_fields, stream=True)
+    deltas = [event.delta for event in streamed if event.type == "content_block_delta"]
+    pieces = "".join(delta.partial_json for delta in deltas if delta.type == "input_json_delta")
+    assert pieces == '{days: 3}{"utc": true}'
+
+
 CALL = {"type": "tool_use", "id": "abc", "name": "time", "input": {"utc": True}}
 RESULT = {"type": "tool_result", "tool_use_id": "abc", "content": [{"type": "text", "text": "noon"}]}
 TOLD = [HI, {"role": "assistant", "content": [{"type": "text", "text": "So."}, CALL]}]

@@ -103,6 +103,15 @@ def test_a_call_and_its_result(client, roomy, calls_first, stream):
         client.chat(roomy.model, [*HI, result], options=GREEDY)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_arguments_that_are_no_json_do_not_vanish(client, roomy, says, stream):
+    says('<tool_call>{"name": "weather", "arguments": {days: 3}}</tool_call>')
+    tool = {"function": {"name": "weather", "parameters": {"type": "object"}}}
+    done = client.chat(roomy.model, HI, tools=[tool], options=GREEDY, stream=stream)
+    [call] = (list(done) if stream else [done])[-1].message.tool_calls
+    assert call.function.arguments == {"INVALID_JSON": "{days: 3}"}
+
+
 def test_logprobs(client, roomy):
     done = client.chat(roomy.model, HI, options=GREEDY, logprobs=True, top_logprobs=2)
     want = roomy.chat("hello", logprobs=True, top_logprobs=2).json["choices"][0]["logprobs"]["content"]
