@@ -43,10 +43,22 @@ def open_draft_model(
     # with two sides, the draft model guesses on the CPU's cores
     name = "native" if settings.backend == "hybrid" else settings.backend
     choice = describe(name, settings.threads)
-    planning = Planning(_ProgressOnly(watch), choice, settings.draft_model, name, limit=settings.memory_bytes)
+    planning = Planning(
+        _ProgressOnly(watch), choice, settings.draft_model, name, settings.max_context, settings.memory_bytes
+    )
     small = planning.load(settings.draft_model)
     check_vocabulary(large, small)
     if planning.plan is not None and plan is not None:
-        planning.plan.check(-plan.need.total)
+        _check_both(planning.plan, plan)
     opened = open_backend(name, planning.watched_model(small), settings.threads, 0, planning)
     return DraftModel(opened, small.context, min(large.shape.vocab_size, small.shape.vocab_size))
+
+
+def _check_both(small: Plan, large: Plan) -> None:
+    """Raise NotEnoughMemory if the draft model does not fit beside the large model. The weights of the large
+    model are in memory, so the free memory does not include them. The draft model learns nothing."""
+    own, need, memory = small.need, large.need, small.memory
+    held = own.work - need.cache - need.work
+    if memory.chosen:
+        held = min(held, own.work + memory.chosen - need.total - memory.limit)
+    small.check(held)

@@ -200,11 +200,12 @@ class Plan:
         )  # measure again, because the watch can have freed memory
         if self.need.total <= memory.room(held):
             return
+        why, memory = memory.words(), replace(memory, limit=memory.room(min(held, 0)))
         shorter = Fit.of(self.facts, self.backend, memory).longest_context // 256 * 256
         instead = f"With --max-context {shorter} it fits. " if shorter else ""
         raise NotEnoughMemory(
             f"{self.facts.name} needs about {size(self.need.total)} of memory; there is room for "
-            f"{size(max(0, memory.limit))} ({memory.words()}). {instead}"
+            f"{size(max(0, memory.limit))} ({why}). {instead}"
             f"{_what_fits(memory, self.backend)}"
         )
 

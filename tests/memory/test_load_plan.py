@@ -5,17 +5,21 @@ from dataclasses import replace
 
 import pytest
 
+from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.select import Choice
 from ruvmlx.engine import GenerationRequest
 from ruvmlx.errors import Interrupted, UsageError
 from ruvmlx.memory import load_plan as planning
+from ruvmlx.memory.draft_plan import open_draft_model
 from ruvmlx.memory.load_plan import Fit, MachineMemory, Need, NotEnoughMemory, Plan
 from ruvmlx.models.config.header_facts import Facts
 from ruvmlx.models.find import local
+from ruvmlx.models.load import load_model
 from ruvmlx.models.weights.load_progress import watched_weights
-from ruvmlx.progress import Count, Progress, Told, Watch, Worker, duration, parameters
+from ruvmlx.progress import QUIET, Count, Progress, Told, Watch, Worker, duration, parameters
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
+from tests.models.make_models import make_safetensors_model
 
 NATIVE = Choice("native", "cpu", "native avx2, 2 threads", "MLX finds no GPU")
 METAL = Choice("mlx", "metal", "metal", "MLX finds Metal")
@@ -73,6 +77,26 @@ def test_a_model_that_does_not_fit_is_refused_before_loading(monkeypatch, tiny_f
     with pytest.raises(NotEnoughMemory, match=r"needs about 1\d\d MB.*8\.0 GB are free.*close other") as e:
         Runtime.open(Settings(model=str(tiny_folder), backend="reference"), watch=PlanWatch())
     assert "\n" not in str(e.value) and not told[0].fits
+
+
+@pytest.mark.parametrize(
+    ("free", "limit", "refused"),
+    [(300, 0, ""), (230, 0, "room for 196 MB"), (4000, 300, ""), (4000, 225, "memory_limit is 236 MB")],
+)
+def test_a_draft_model_fits_beside_weights_that_were_read(monkeypatch, tmp_path, free, limit, refused):
+    """Free memory does not include the large model's weights: they count once. So does the program."""
+    monkeypatch.setattr(local, "readable_models", lambda: [])
+    heads = {"n_heads": 8, "n_kv_heads": 8, "head_dim": 128, "max_context": 4096}  # a cache of 34 MB
+    folder = str(make_safetensors_model(tmp_path / "m", **heads))
+    large = load_model(folder)
+    backend, plan = NativeBackend(large, threads=1), Plan.of(Facts.of(large), NATIVE, "m")
+    memory_of(monkeypatch, 8e9, free << 20)
+    settings = Settings(model=folder, draft_model=folder, backend="native", memory_limit=limit or None)
+    if not refused:
+        assert open_draft_model(settings, large, backend, plan, QUIET)
+        return
+    with pytest.raises(NotEnoughMemory, match=refused):
+        open_draft_model(settings, large, backend, plan, QUIET)
 
 
 def test_the_longest_context_that_fits(monkeypatch, facts):
