@@ -8,7 +8,7 @@ import pytest
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.engine.context_window import cut
-from ruvmlx.errors import StoreError, UsageError
+from ruvmlx.errors import CacheTooLarge, StoreError, UsageError
 from ruvmlx.models.config.model import Message
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
@@ -84,6 +84,8 @@ def test_a_chat_goes_on_where_memory_holds_less_than_the_context(tiny, home, lim
         for i in range(12):
             response = say(runtime, chat, f"message number {i} " + "blah " * 9, n=limit, cancel_at=3)
             assert response.generation_tokens == 3
+        with pytest.raises(CacheTooLarge):  # a message that can have no answer is not saved
+            say(runtime, chat, "word " * 80, n=limit)
         assert len(runtime.chats.turns(chat)) == 25 and runtime.chats.left_out(chat, limit)
 
 

@@ -158,7 +158,8 @@ class ReplyWriter:
 
     def prepare_request(self, request: GenerationRequest, routed: bool = False) -> GenerationRequest:
         """Return the request with its token ids; examples (liked replies) are added to the prompt if the
-        settings ask for them. Raises UsageError if the text is empty or too long.
+        settings ask for them. Raises UsageError if the text is empty or too long, and CacheTooLarge if memory
+        can never hold it.
 
         routed: True: the router, if it is on, chooses whether the reply uses the adapter and examples
         """
@@ -170,6 +171,7 @@ class ReplyWriter:
     def _prepare(self, request: GenerationRequest, routed: bool) -> GenerationRequest:
         request = self.encode_request(request)
         request = replace(request, input_ids=request.encoded, encoded=None)
+        self.scheduler.admission.check(request)
         if request.untouched:
             return request
         if routed and request.adapter_id is None:

@@ -46,6 +46,12 @@ class Admission:
     def __init__(self, engine: EngineParts):
         self._engine = engine
 
+    def check(self, request: GenerationRequest) -> None:
+        """Raise CacheTooLarge if not even one reply to the request can ever fit into the memory budget."""
+        if getattr(getattr(self._engine.backend, "pool", None), "budget", 0):
+            policy = self._engine.sessions.policy_of(request.session_id) or F16
+            self._growth(request, len(self._engine.prompt_ids(request)), 1, policy)
+
     def grant(
         self, request: GenerationRequest, replies: int, running: Sequence[Grant], mine: Collection[int] = ()
     ) -> Grant | None:
