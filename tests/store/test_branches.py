@@ -394,6 +394,22 @@ def test_a_draft_whose_writers_number_another_program_has_is_recovered_after_an_
     assert branch_texts(store, session) == ["hello", "half a re"]
 
 
+def test_a_writer_that_slept_for_an_hour_still_completes_its_reply(store, monkeypatch):
+    """Another start of the program has recovered the writer's draft meanwhile. The reply had the same id, so
+    the writer could not commit, and its next draft then stopped every start."""
+    session = store.chats.new("m")
+    question = store.messages.add_user(session, "hello")
+    store.drafts.put(session, a_reply("d1", text="half"), question)
+    store.db.execute("UPDATE drafts SET process = '1:x'")
+    now = time.time()
+    monkeypatch.setattr(drafts, "_now", lambda: now + 4000)
+    assert store.drafts.recover() == [session]
+    store.drafts.put(session, a_reply("d1", text="half and"), question)
+    store.replies.add(a_reply("d1", text="half and half"), session, question=question)
+    assert branch_texts(store, session) == ["hello", "half and half"]
+    assert store.replies.get("d1").text == "half and half" and store.drafts.recover() == []
+
+
 @pytest.mark.parametrize("teaches", [True, False])
 def test_a_recovered_draft_teaches_only_what_its_reply_would_have_taught(store, teaches):
     """The answer to a tool's result teaches nothing."""
