@@ -36,6 +36,8 @@ def take_back(store: Store, learner: Learner, reply_id: str) -> LearnStatus:
     active.catch_up()
     before, later = _feedback_since(learner, reply_id)
     replies = [id_ for feedback in later for id_ in feedback.reply_ids]
+    if later:
+        active.measure(is_hurried=True)  # in the transaction, other programs would wait for it
     with learner.traces.read_ahead(replies, active.load(before)):
         try:
             with store.transaction():

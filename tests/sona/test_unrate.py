@@ -7,6 +7,7 @@ from ruvmlx.ratings import FACTS
 from ruvmlx.store import traces
 
 from ..store.test_privacy import say
+from .test_bases import promote
 
 
 def test_words_that_are_gone_are_named_and_nothing_changes(open_tiny):
@@ -75,3 +76,22 @@ def test_the_model_reads_no_reply_while_the_store_is_locked(open_tiny, monkeypat
         assert ("hidden_states", False) in calls and ("hidden_states", True) not in calls
         # at most one for each rating: the trace under the new weights
         assert calls.count(("head", True)) < len(replies) and runtime.status().ratings == 8
+
+
+def test_the_model_is_not_measured_while_the_store_is_locked(open_tiny, monkeypatch):
+    """The KL probe under a base LoRA is in memory only, so a new process measures it."""
+    with open_tiny() as runtime:
+        promote(runtime)
+        replies = [say(runtime, runtime.chats.new_chat(), f"hello {i}") for i in range(2)]
+        for reply in replies:
+            runtime.rate(reply, "up")
+    with open_tiny() as runtime:
+        calls, real = [], runtime.backend.hidden_states
+
+        def call(*args):
+            calls.append(runtime.store.db.in_transaction)
+            return real(*args)
+
+        monkeypatch.setattr(runtime.backend, "hidden_states", call)
+        runtime.unrate(replies[0])
+        assert calls and not any(calls)
