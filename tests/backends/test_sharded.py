@@ -239,6 +239,13 @@ def test_a_rank_without_the_same_model_is_refused(over_two, pair, change, said):
         cluster.open_leader(replace(pair.model, **change), 1, no_machine)
 
 
+def test_a_rank_whose_model_has_another_configuration_is_refused(over_two, pair):
+    """The weights alone can be the same."""
+    other = replace(pair.model.config, rope_theta=2 * pair.model.config.rope_theta)
+    with pytest.raises(PeerRefused, match=r"rank 1 .*has other weights or another config"):
+        cluster.open_leader(replace(pair.model, shape=other), 1, no_machine)
+
+
 @pytest.mark.parametrize(
     "shape, n, said",
     [

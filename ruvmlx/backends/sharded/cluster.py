@@ -47,7 +47,7 @@ def open_leader(
         raise PeerRefused(f"{model.name} cannot be divided: {missing_features(model.shape)}. Run it alone.")
     part = Part.of(model, 0, ranks())
     peers, handle = join_ranks(), next(_handles)
-    facts = {"path": str(model.path), "name": model.name, "content": model.content()}
+    facts = {"path": str(model.path), "name": model.name, "content": messages.content_of(model)}
     for link, (answer, _) in zip(
         peers.links, peers.ask({"do": "open", "model": handle} | facts), strict=True
     ):

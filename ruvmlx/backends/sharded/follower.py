@@ -19,7 +19,7 @@ from ...platform.mx import mx
 from ..mlx.plain_cache import MLXCache
 from ..mlx.runner import default_device
 from .backend import Shard
-from .messages import digest
+from .messages import content_of, digest
 from .peers import PeerLink, PeerLinks, installed_versions
 from .place import RankPlace
 from .shard import Part
@@ -100,10 +100,10 @@ class Follower:
         try:
             path = Path(facts["path"])
             model = load_model(str(path) if path.exists() else facts["name"])
-            if (content := model.content()) != facts["content"]:
+            if (content := content_of(model)) != facts["content"]:
                 raise UnsupportedModel(
-                    f"its {facts['name']} has other weights (hash {content[:12]}) than rank 0's "
-                    f"({facts['content'][:12]}). Copy the same files to both"
+                    f"its {facts['name']} has other weights or another config (hash {content[:12]}) than "
+                    f"rank 0's ({facts['content'][:12]}). Copy the same files to both"
                 )
             part = Part.of(model, self._place.rank, self._place.ranks)
             self._models[facts["model"]] = OpenShard(model, part)

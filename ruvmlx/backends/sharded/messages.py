@@ -12,6 +12,8 @@ import struct
 from typing import Any
 
 from ...errors import RuvmlxError
+from ...models.config.fingerprint import fingerprint
+from ...models.config.model import Model
 
 LENGTHS = struct.Struct("!IQ")
 LONGEST_FACTS = 1 << 24
@@ -23,6 +25,11 @@ class BadMessage(RuvmlxError):
 
 def digest(data: bytes | bytearray | memoryview) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def content_of(model: Model) -> str:
+    """Return a hash of a model's configuration and of a piece of every tensor."""
+    return fingerprint(model.shape, {"content": (model.content(),)}, [])
 
 
 def encode(facts: dict[str, Any], data: bytes = b"") -> bytes:
