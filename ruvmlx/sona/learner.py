@@ -231,6 +231,7 @@ class Learner:
         rating, note, version = given
         if is_batch(self.history, version):
             raise UsageError("this rating was given together with others; take it back and rate again.")
+        self.active.measure(is_hurried=True)  # in the transaction, other programs would wait for it
         try:
             with self._store.transaction():
                 if version == self.history.version():
@@ -391,8 +392,7 @@ class Learner:
     def _logprobs(self, trace: Trace, made: CommittedUpdate) -> tuple[float, float]:
         """Return the reply's mean log-probability per token (nats) before and after an update.
 
-        The result is exact for changes of the MicroLoRA. For changes of a layer LoRA, the result is a
-        first-order estimate from the layer gradient.
+        The result is exact for a MicroLoRA. For a layer LoRA, it is a first-order estimate from the gradient.
         """
         states = made.before, made.after
         means = mean_logprobs(trace, [state.micro for state in states], self.backend.head)

@@ -78,13 +78,20 @@ def test_the_model_reads_no_reply_while_the_store_is_locked(open_tiny, monkeypat
         assert calls.count(("head", True)) < len(replies) and runtime.status().ratings == 8
 
 
-def test_the_model_is_not_measured_while_the_store_is_locked(open_tiny, monkeypatch):
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda runtime, replies: runtime.unrate(replies[0]),
+        lambda runtime, replies: runtime.choices.give_reason(replies[1], "long"),
+    ],
+)
+def test_the_model_is_not_measured_while_the_store_is_locked(open_tiny, monkeypatch, change):
     """The KL probe under a base LoRA is in memory only, so a new process measures it."""
     with open_tiny() as runtime:
         promote(runtime)
         replies = [say(runtime, runtime.chats.new_chat(), f"hello {i}") for i in range(2)]
         for reply in replies:
-            runtime.rate(reply, "up")
+            runtime.rate(reply, "down")
     with open_tiny() as runtime:
         calls, real = [], runtime.backend.hidden_states
 
@@ -93,5 +100,5 @@ def test_the_model_is_not_measured_while_the_store_is_locked(open_tiny, monkeypa
             return real(*args)
 
         monkeypatch.setattr(runtime.backend, "hidden_states", call)
-        runtime.unrate(replies[0])
+        change(runtime, replies)
         assert calls and not any(calls)
