@@ -212,16 +212,24 @@ def _question(runtime: Runtime, body: SayBody, like: GenerationRequest) -> Gener
 
 async def _events(call: Call, like: GenerationRequest) -> AsyncGenerator[bytes, None]:
     """Save the message, and yield the reply as events. Before, reserve the place of one reply, so that a
-    message without a reply is not saved. like: as in `_question`."""
+    message without a reply is not saved. If an error ends the reply before its first text, take the message
+    back, because two messages of the user must not follow each other. like: as in `_question`."""
     serving = call.serving
     check_room(serving, 1)
     with serving.reserving():
         request = await serving.host.call_between(lambda runtime: _question(runtime, call.body, like))
     chat = str(request.session_id)
-    async with aclosing(reply_parts(call, [request], has_room=True)) as parts:
-        async for part in parts:
-            is_last = part.response is not None
-            yield event(ChatEvent(chat, request.request_id, part.text, part.thought, is_last or UNSET))
+    has_text = False
+    try:
+        async with aclosing(reply_parts(call, [request], has_room=True)) as parts:
+            async for part in parts:
+                is_last, has_text = part.response is not None, has_text or bool(part.text or part.thought)
+                yield event(ChatEvent(chat, request.request_id, part.text, part.thought, is_last or UNSET))
+    except ApiError:
+        if not has_text and request.question_id is not None:
+            question = request.question_id
+            await serving.host.call_between(lambda runtime: runtime.store.messages.take_back(chat, question))
+        raise
     yield DONE
 
 

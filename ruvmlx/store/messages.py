@@ -342,6 +342,28 @@ class Messages:
 
     # -- deletion ------------------------------------------------------------------------------------
 
+    def take_back(self, session_id: str, message_id: int) -> None:
+        """Delete a message that no other message follows, for example a question without a reply. If the
+        chat then has no message, it has no title."""
+        is_last = "NOT EXISTS (SELECT 1 FROM messages WHERE parent = ?1)"
+        with self._db.transaction():
+            row = self._db.row(
+                f"SELECT parent FROM messages WHERE id = ?1 AND session_id = ?2 AND {is_last}",
+                message_id,
+                session_id,
+            )
+            if row is None:
+                return
+            move = "UPDATE sessions SET head = ? WHERE id = ? AND head = ?"
+            self._db.execute(move, row["parent"], session_id, message_id)
+            self._db.execute("DELETE FROM messages WHERE id = ?", message_id)
+            self._db.execute(
+                "UPDATE sessions SET title = '' WHERE id = ?1"
+                " AND NOT EXISTS (SELECT 1 FROM messages WHERE session_id = ?1)",
+                session_id,
+            )
+            self._index.mark()
+
     def delete_newest(self, session_id: str, count: int) -> list[str] | None:
         """Delete a chat's newest messages, at most `count`. Returns the ids of the replies that no chat shows
         any more, or None if there was no message. Call inside a transaction.

@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from ruvmlx.apps.server.limits import ServerLimits
 
+from ruvmlx.errors import MemoryBusy
+
 from .conftest import CHAT_KEY
 
 KEY = {"authorization": f"Bearer {CHAT_KEY}"}
@@ -144,6 +146,29 @@ def test_a_refused_message_is_not_stored(serve):
         refused = running.ask("POST", "/v1/chats", {**asked, "chat": chat, "system": "New."}, **KEY)
     shown = get(running, f"/v1/chats/{chat}").json
     assert refused.status == 429 and len(shown["messages"]) == 2 and shown["system"] == "Be brief."
+
+
+def test_a_message_without_a_reply_is_not_stored(serve, monkeypatch):
+    """The page takes it back, so it must not be in the chat beside the next one."""
+    running = serve()
+    chat = say(running, "hello")[0]["chat"]
+
+    async def fail(request, session_id=None):
+        raise MemoryBusy(4, 1, 2)
+        yield
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running.serving.host, "submit", fail)
+        for known in (chat, None):
+            asked = {"model": running.model, "content": "a zebra", "chat": known}
+            refused = running.ask("POST", "/v1/chats", asked, **KEY)
+            assert refused.status == 503 and refused.error["code"] == "memory_busy"
+    assert running.ask("POST", "/v1/chats/search", {"words": "zebra"}, **KEY).json == {"hits": []}
+    [card] = get(running, "/v1/chats").json["chats"]
+    assert card["id"] == chat
+    say(running, "and you?", chat=chat)
+    messages = get(running, f"/v1/chats/{chat}").json["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant"] * 2
 
 
 def test_markdown(shared):
