@@ -64,30 +64,26 @@ def entries(runtime: Runtime, words: str = "") -> list[ChatEntry]:
     name. Pinned chats come first, the one that was used last before the others. Then the folder that was used
     last comes first, and in each folder the chat that was used last comes first."""
     store, wanted = runtime.store, words.split()
-    lengths = store.chats.branch_lengths()
     if not wanted:
-        return _in_order(_entry(s, lengths) for s in store.chats.all())
+        return _in_order(map(_entry, store.chats.all()))
     found: dict[str, ChatEntry] = {}
     for s in store.chats.all():
         if s.folder and one_line(words).lower() in s.folder.lower():
-            found[s.id] = _entry(s, lengths)
+            found[s.id] = _entry(s)
     for hit in store.search.find(words):
         said = excerpt(hit.content, wanted) if hit.message_id is not None else ""
         s = hit.session
         if s.id not in found or not found[s.id].said:
-            found[s.id] = _entry(s, lengths, said, hit.message_id)
+            found[s.id] = _entry(s, said, hit.message_id)
     return _in_order(found.values())
 
 
-def _entry(
-    session: SessionRow, lengths: dict[str, int], said: str = "", message: int | None = None
-) -> ChatEntry:
-    """lengths: chat id -> the number of messages on the chat's branch"""
+def _entry(session: SessionRow, said: str = "", message: int | None = None) -> ChatEntry:
     title = one_line(session.title) or "Untitled"
     return ChatEntry(
         session.id,
         title,
-        lengths.get(session.id, 0),
+        session.turns,
         session.updated,
         said,
         bool(session.pinned),

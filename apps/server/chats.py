@@ -29,7 +29,7 @@ MOST_LETTERS = 262_144  # the maximum number of characters of one message
 
 class ChatCard(Struct):
     """A chat in the list of chats. updated: the Unix time of the last change. turns: the number of messages
-    of all branches."""
+    of the branch in use."""
 
     id: str
     title: str

@@ -25,7 +25,9 @@ _LONGEST_PAUSE = 0.1  # the maximum number of seconds between two transactions t
 _SELECT = (
     "SELECT s.id, s.title, s.system, s.model, s.updated, s.created, s.pinned,"
     " s.summary, s.summarized_to, s.folder,"
-    " (SELECT count(*) FROM messages WHERE session_id = s.id) AS turns FROM sessions s "
+    " (WITH RECURSIVE branch(id) AS (SELECT s.head UNION ALL"
+    " SELECT m.parent FROM branch JOIN messages m ON m.id = branch.id)"
+    " SELECT count(id) FROM branch) AS turns FROM sessions s "
 )
 
 
@@ -33,7 +35,7 @@ _SELECT = (
 class SessionRow:
     """One chat.
 
-    turns: the number of messages of all branches
+    turns: the number of messages of the current branch
     updated, created: seconds since 1970
     pinned: 1 if lists show this chat before other chats
     summary: the text that the model reads instead of the messages up to `summarized_to`; None: no summary
@@ -159,15 +161,6 @@ class Chats:
             " (SELECT 1 FROM messages WHERE session_id = s.id) ORDER BY s.updated DESC"
         )
         return [SessionRow(**row) for row in rows]
-
-    def branch_lengths(self) -> dict[str, int]:
-        """Return the number of messages of each chat's current branch: chat id -> number."""
-        rows = self._db.rows(
-            "SELECT s.id, (WITH RECURSIVE branch(id) AS (SELECT s.head UNION ALL"
-            " SELECT m.parent FROM branch JOIN messages m ON m.id = branch.id)"
-            " SELECT count(id) FROM branch) AS length FROM sessions s"
-        )
-        return {row["id"]: row["length"] for row in rows}
 
     def beginning_with(self, system: str | None, messages: Sequence[MessageRow]) -> str | None:
         """Return the id of a chat with this system prompt whose oldest messages have the same roles and texts

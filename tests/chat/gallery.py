@@ -57,9 +57,6 @@ class Chats:
     def all(self) -> list[SessionRow]:
         return [self.get(at=at) for at in range(len(self.titles))]
 
-    def branch_lengths(self) -> dict[str, int]:
-        return {row.id: row.turns for row in self.all()}
-
     def find(self, words: str) -> list[SimpleNamespace]:
         return [SimpleNamespace(session=s, message_id=1, role="user", content=s.title) for s in self.all()]
 

@@ -46,9 +46,6 @@ class Shelf:
         titles = ("Sorting rows by time", "Was kostet die Welt?", "日本語のテキスト " * 9)
         return [SessionRow(f"s{n}", title, None, "m", n + 2, 0.0) for n, title in enumerate(titles)]
 
-    def branch_lengths(self):
-        return {f"s{n}": n + 2 for n in range(3)}
-
 
 class LearnedRuntime(ScriptedRuntime):
     """A scripted runtime that has learned something."""

@@ -112,7 +112,7 @@ def test_sessions_rm_can_be_undone(run, chats, home):
     assert [row["id"] for row in json.loads(run("sessions", "restore", "--json")[1])] == [second, first]
     assert "\x1b" not in run("sessions", "restore")[1]
     (back,) = json.loads(run("sessions", "restore", "last", "--json")[1])
-    assert back["id"] == second and back["turns"] == 3
+    assert back["id"] == second and back["turns"] == 2
     assert run("sessions", "restore", first[:8])[1].splitlines()[2].startswith(first)
     assert run("sessions", "restore") == (0, "", "No deleted chat can be restored.\n")
     code, _, err = run("sessions", "restore", "unknown")
@@ -167,7 +167,7 @@ def test_sessions_to_files_and_back(run, chats, tmp_path):
     assert code == 0 and json.loads(out) == facts and not err
     assert copy.read_bytes() == target.read_bytes()
     back = json.loads(run("sessions", "import", str(target), "--json")[1])
-    assert back["turns"] == 3 and back["title"] == "And of lions?"
+    assert back["turns"] == 2 and back["title"] == "And of lions?"
     markdown = run("sessions", "export", "last")[1]
     assert "## Assistant\n\nA lion roars at night.\n" in markdown and "\nroar\n" not in markdown
     assert run("sessions", "import", str(tmp_path / "none"))[0] == 2

@@ -49,6 +49,17 @@ def test_nothing_is_lost_when_a_reply_is_written_again(store):
     assert store.messages.next_sibling(chat, asked, 1) == a  # the question stands for the reply that is shown
 
 
+def test_a_list_counts_the_messages_of_the_branch_in_use(store):
+    chat, empty = store.chats.new("m"), store.chats.new("m")
+    _, (a, _) = exchange(store, chat, "q", "one", "two")
+    exchange(store, chat, "more", "three")
+    assert [row.turns for row in store.chats.all()] == [4] and store.chats.get(empty).turns == 0
+    store.messages.set_head(chat, a)
+    assert store.chats.get(chat).turns == 2 == len(store.messages.branch(chat))
+    store.chats.soft_delete(chat)
+    assert [row.turns for row in store.chats.soft_deleted()] == [2]
+
+
 def test_a_branch_that_was_read_before_is_the_branch_of_now(store, home):
     """The last result is kept; a write of this or another process, or a taken-back one, makes it anew."""
     chat, other = store.chats.new("m"), store.chats.new("m")
