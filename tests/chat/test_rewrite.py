@@ -1,6 +1,7 @@
 """`E` on a reply: the user's version becomes a branch beside it, and the model learns from it."""
 
 import pytest
+from ruvmlx.apps.chat.actions.write import ON_ANOTHER_BRANCH
 from ruvmlx.apps.chat.messages import ReplyMessage
 
 from ruvmlx.engine import Sampling
@@ -65,6 +66,7 @@ async def test_an_earlier_reply_can_be_rewritten_and_the_chat_goes_on_from_there
         await rewrite(app, pilot, "line one\n/not a command", "up")
         await until(pilot, lambda: LEARNED in screen_text(app))
         assert shown_texts(app) == ["First", "line one\n/not a command"]
+        await until(pilot, lambda: ON_ANOTHER_BRANCH in screen_text(app))
         await ask(app, pilot, "Third")
         turns = await app.host.call(lambda runtime: runtime.chats.turns(app.chat.state.session))
         assert [turn.content for turn in turns[:3]] == ["First", "line one\n/not a command", "Third"]
@@ -75,7 +77,7 @@ async def test_a_text_that_begins_like_a_command_is_still_a_reply(chatting):  # 
         await ask(app, pilot, "Hello")
         await rewrite(app, pilot, "/quit")
         await until(pilot, lambda: LEARNED in screen_text(app))
-        assert shown_texts(app)[-1] == "/quit"
+        assert shown_texts(app)[-1] == "/quit" and ON_ANOTHER_BRANCH not in screen_text(app)
 
 
 async def test_what_is_refused_stays_in_the_input(chatting, monkeypatch):  # noqa: F811

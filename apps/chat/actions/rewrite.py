@@ -8,11 +8,11 @@ from ruvmlx.runtime import EditedReply, Runtime
 
 from .. import describe
 from ..context import ChatContext
-from ..messages import ReplyMessage
+from ..messages import Notice, ReplyMessage
 from ..view_model import Standing
 from .edit import EditActions
 from .rate import EFFECT_SHOWN, RateActions
-from .write import WriteActions
+from .write import ON_ANOTHER_BRANCH, WriteActions, watch_later
 
 
 class RewriteActions:
@@ -63,7 +63,10 @@ class RewriteActions:
         if not done:
             self._edit.put_back(text, message)
             return
+        hides_later = watch_later(chat.transcript)
         await self._write.show_turns()
+        if hides_later():
+            await chat.transcript.add(Notice(ON_ANOTHER_BRANCH))
         edited, standing = done
         self._rate.show(standing)
         if edited.preference is None:

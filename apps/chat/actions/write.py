@@ -23,12 +23,21 @@ from ..steps.branch import return_to, turns_with
 from ..steps.tools import answer_results, named_question
 from ..steps.write import say, write_again, write_more
 from ..stream import show_reply
+from ..transcript import Transcript
 from .edit import EditActions, text_to_edit
 from .rate import RateActions
 from .tools import ToolActions
 
 ON_ANOTHER_BRANCH = "The later messages are on another branch: Tab, then ← or → shows them"
 SAME_WORDS = "The model wrote the same words again; /set temperature 1 lets replies differ more"
+
+
+def watch_later(transcript: Transcript, edited: int | None = None) -> Callable[[], bool]:
+    """Return a function that returns True if the chat has messages after the screen's new end, on another
+    branch. edited: the id of a question that a new one replaces."""
+    others = [m for m in transcript.query_children(UserMessage) if m.message_id != edited]
+    had_later = transcript.has_later
+    return lambda: had_later > transcript.has_later or not all(m.is_attached for m in others)
 
 
 class WriteActions:
@@ -140,10 +149,9 @@ class WriteActions:
         self._rate.ask_why_no_more()
         session = chat.state.session
         arriving = self._telling(session, chat.host.write(self._after_the_shown_end(begin)))
-        others = [m for m in chat.transcript.query_children(UserMessage) if m.message_id != edited]
-        had_later = chat.transcript.has_later
+        hides_later = watch_later(chat.transcript, edited)
         await place()
-        if had_later > chat.transcript.has_later or not all(m.is_attached for m in others):
+        if hides_later():
             chat.status.flash(ON_ANOTHER_BRANCH)
         self._edit.leave_hidden()
         chat.prompt.focus()
