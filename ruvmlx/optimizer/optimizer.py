@@ -18,7 +18,7 @@ from typing import Any
 
 from ..engine import GenerationResponse, LLMInferenceEngine
 from ..engine.scheduler import PLACES, Scheduler
-from ..errors import StoreBusy
+from ..errors import StoreError
 from ..kv.pool import LOW, PagePool
 from ..kv_tuning.tier_review import TierReview
 from ..pausing import Stopped, stop_when
@@ -112,7 +112,7 @@ class RealtimeOptimizer:
                 response.kv.bytes, response.quality, time.time(),
             )
         )  # fmt: skip
-        with contextlib.suppress(StoreBusy):  # the next reply does it
+        with contextlib.suppress(StoreError):  # the next reply does it
             self._levels.record()
             self._put_back_what_slowed()
 

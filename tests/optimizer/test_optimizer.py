@@ -5,12 +5,14 @@ import threading
 import pytest
 
 from ruvmlx.engine import GenerationRequest, Sampling
-from ruvmlx.errors import UsageError
+from ruvmlx.errors import StoreError, UsageError
 from ruvmlx.optimizer import monitor as monitor_module
 from ruvmlx.optimizer.monitor import JUDGED, LoadWatch
 from ruvmlx.optimizer.optimizer import TOKENS_PER_SECOND
 from ruvmlx.settings import Settings
 from ruvmlx.store.audit import disagreement
+
+from ..test_runtime import say
 
 
 def write(runtime, i: int, text: str = "name three rivers", best_of: int = 1) -> list[int]:
@@ -201,6 +203,20 @@ def test_a_batch_that_gains_is_left_alone(open_tiny, speed):
         rest(runtime)
         assert outcomes(runtime) == [("batch", "64", "64", "put back")]
         assert runtime.writer.scheduler.width == 64
+
+
+def test_a_full_disk_does_not_make_a_stored_reply_a_failure(open_tiny, monkeypatch):
+    """The disk can fill after the commit of the reply."""
+    with open_tiny() as runtime:
+
+        def fail(*_):
+            raise StoreError("the disk is full.")
+
+        chat = runtime.chats.new_chat()
+        with monkeypatch.context() as patch:
+            patch.setattr(runtime.optimizer._levels, "record", fail)
+            assert say(runtime, chat, "hello").text
+        assert len(runtime.chats.turns(chat)) == 2
 
 
 def test_a_changed_tuning_disagrees_with_the_log(open_tiny, speed):
