@@ -218,7 +218,7 @@ class ActiveAdapter:
     def reload(self) -> None:
         """Load the version in use from the store, and drop the weights in memory, which can differ from the
         store because a commit failed."""
-        self.history.failed += 1
+        self.history.failures += 1
         self._use(self.load(self.history.version()))
 
     def _use(self, state: LearnerState) -> None:

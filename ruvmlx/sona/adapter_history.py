@@ -69,8 +69,8 @@ class AdapterHistory:
         self.reasons = ReasonHistory(store, self._key)
         self.unshown = UnshownReplies(store, fingerprint)
         # The number of failed transactions that had made a version. The next version gets the same number, so
-        # what memory has computed from a version belongs to (`version`, `failed`).
-        self.failed = 0
+        # what memory has computed from a version belongs to (`version`, `failures`).
+        self.failures = 0
 
     def version(self) -> int:
         """Return the number of the adapter version in use; 0 is the original model."""

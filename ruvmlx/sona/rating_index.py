@@ -77,7 +77,7 @@ class RatingIndex:
         too."""
         self._store, self._model, self._backend, self._history = store, model, backend, history
         self._implicit = implicit
-        # the adapter version whose ratings the bank has, and `AdapterHistory.failed` at that time
+        # the adapter version whose ratings the bank has, and `AdapterHistory.failures` at that time
         self._version: tuple[int, int] | None = None
         # The pooled hidden state of each question that this process has embedded recently.
         self._questions: dict[str, np.ndarray] = {}
@@ -190,7 +190,7 @@ class RatingIndex:
     def sync(self) -> None:
         """Update the bank to the ratings in force, if the adapter version in use has changed or implicit
         feedback was recorded."""
-        version = self._history.version(), self._history.failed
+        version = self._history.version(), self._history.failures
         if version == self._version:
             return
         wanted, held, pruned = self._labels(), self.bank.labels(), self._history.deep.pruned_ratings()
@@ -258,7 +258,7 @@ class RatingIndex:
         if len(self._pending) >= MAX_PENDING_REPLIES:  # store now: a busy server may never call `settle`
             self.flush()
         self.bank.put(reply.id, rating, signal_.query)
-        self._version = version, self._history.failed
+        self._version = version, self._history.failures
 
     def record_implicit(self, reply: ReplyRow, label: str) -> bool:
         """Record implicit feedback if the setting `implicit_feedback` is on. Return True if the feedback was

@@ -61,7 +61,7 @@ class UserTaste:
         self._without_question: set[str] = (
             set()
         )  # ids of rated replies without unshown replies, because the question was deleted or is too long
-        # ((adapter version, `AdapterHistory.failed`) of the fit, the model, its status)
+        # ((adapter version, `AdapterHistory.failures`) of the fit, the model, its status)
         self._fitted: tuple[tuple[int, int], TasteModel, TasteStatus] | None = None
 
     def compare(self, model: Model, backend: Backend, pause: Pause) -> None:
@@ -103,7 +103,7 @@ class UserTaste:
         return predicted_before([(reply_id, one) for reply_id, _, one in self._rated_features()])
 
     def _mark(self) -> tuple[int, int]:
-        return self._history.version(), self._history.failed
+        return self._history.version(), self._history.failures
 
     def _current(self) -> tuple[tuple[int, int], TasteModel, TasteStatus]:
         version = self._mark()
