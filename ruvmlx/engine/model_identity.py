@@ -1,5 +1,6 @@
-"""This module tells models apart in a store. The store keeps adapters, ratings and measurements by a model's
-fingerprint, and two models can have the same fingerprint if they differ only in a few tensors."""
+"""This module tells models apart in a store. The key of an adapter, a rating or a measurement in the store is
+the fingerprint of a model. The fingerprint reads the bytes of a few tensors only. So two models can have the
+same fingerprint, and the store gives the second of the two models another fingerprint."""
 
 from dataclasses import replace
 
@@ -9,10 +10,11 @@ from ..store import Store
 
 
 def identify(store: Store, model: Model, claim: bool = True) -> Model:
-    """Return the model with the fingerprint under which the store keeps the data of this model.
+    """Return a copy of the model whose fingerprint is the key of this model's data in the store.
 
-    claim: True if a fingerprint that the store does not know belongs to this model from now on; False for a
-        caller that only reads. If another process keeps the store locked, the next call can claim it.
+    claim: True: if no model has the fingerprint yet, record in the store that the fingerprint belongs to this
+        model. False: record nothing, because the caller only reads. While another process keeps the store
+        locked, the call records nothing, too, and a later call does so.
     """
     content = model.content()
     try:

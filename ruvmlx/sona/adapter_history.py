@@ -68,8 +68,9 @@ class AdapterHistory:
         self.deep, self.pairs = DeepHistory(store, self._key), PairHistory(store, self._key)
         self.reasons = ReasonHistory(store, self._key)
         self.unshown = UnshownReplies(store, fingerprint)
-        # The number of failed transactions that had made a version. The next version gets the same number, so
-        # what memory has computed from a version belongs to (`version`, `failures`).
+        # The number of transactions of this process that failed after they had made a version. The next
+        # transaction gives its version the same number. So (version, `failures`) is the key of all that
+        # memory keeps about a version.
         self.failures = 0
 
     def version(self) -> int:

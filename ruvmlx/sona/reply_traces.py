@@ -136,9 +136,13 @@ class ReplyTraces:
 
     @contextmanager
     def read_ahead(self, reply_ids: Iterable[str], state: LearnerState) -> Iterator[None]:
-        """Let the model read these replies now, so that the block need not wait for it. Replies with a trace
-        in memory or in the store are left out, and so are all replies after _READ_AHEAD_BYTES of traces.
-        Ratings that change layers below the output head read each reply in the block."""
+        """Compute the traces of these replies before the `with` block, because the block locks the store and
+        the model takes long to read a reply. The method skips replies with a trace in memory or in the store.
+        The method stops when the traces take _READ_AHEAD_BYTES. If ratings also change layers below the
+        output head, the method computes nothing, because each trace then depends on the rating before.
+
+        state: the weights with which the block begins
+        """
         left = 0 if self._layers.needs_gradient(state) else _READ_AHEAD_BYTES
         try:
             for reply in map(self._store.replies.get, reply_ids):

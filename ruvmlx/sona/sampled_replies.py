@@ -41,8 +41,9 @@ class BegunReply:
 
 
 def question_prompt(tokenizer: Tokenizer, question: str) -> list[int]:
-    """Return the prompt of a question that no user asked. A sampled reply is too short for a thought and an
-    answer, so a model that thinks first gets an empty thought."""
+    """Return the token ids of the prompt with a question of the program, to which the model writes sampled
+    replies. A sampled reply has a low limit of tokens. So the prompt of a model that thinks contains an empty
+    thought, and the reply begins with the answer."""
     asked = [Message("user", question)]
     prompt = tokenizer.encode_chat(asked, thinking=False)
     if tag := thinking.opened_by(tokenizer, prompt).strip():

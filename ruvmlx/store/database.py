@@ -39,8 +39,9 @@ _REMEDY = (
 )
 # the minimum and maximum seconds between two tries to take the write lock; the pause is random
 _PAUSE_SECONDS = 0.001, 0.004
-# A commit moves the write-ahead log's content into the file if the log has this many pages (of 4 KiB). That
-# commit takes several times as long as others, so `move_log` usually does this work in idle time.
+# If the write-ahead log has at least this many pages (of 4 KiB), a commit moves the log's content into the
+# database file (SQLite calls this a checkpoint). Such a commit takes several times as long as others, so the
+# program usually calls `move_log` before, in idle time.
 _LOG_PAGES = 4000
 
 

@@ -45,8 +45,9 @@ class Drafts:
 
     def recover(self) -> list[str]:
         """Turn the drafts of killed processes into replies. Returns the ids of the chats of these replies. A
-        draft whose chat is being erased is deleted. A draft that was not saved for IDLE_SECONDS counts as the
-        draft of a killed process, because another program can have the number of that process."""
+        draft whose chat is being erased is deleted. If the last save of a draft was more than IDLE_SECONDS
+        ago, its process counts as killed, even if a process of this number runs: that can be another
+        program."""
         drafts = self._db.rows("SELECT session_id, parent, process, reply FROM drafts")
         left = [row for row in drafts if not _is_alive(row["process"], json.loads(row["reply"]))]
         left = [row for row in left if self._claim(row["session_id"], row["process"])]

@@ -13,11 +13,12 @@ class ModelData:
         self._db = db
 
     def own_fingerprint(self, fingerprint: str, content: str, claim: bool = True) -> str:
-        """Return the fingerprint under which this store keeps the data of a model. This is `fingerprint`, if
-        no other model of the same fingerprint came first; else it is `content`.
+        """Return the fingerprint that is the key of a model's data in this store. The result is `content` if
+        `fingerprint` belongs to another model, else `fingerprint`. A fingerprint belongs to the first model
+        that claimed it.
 
-        content: a hash of more of the model's bytes. claim: if True and the fingerprint belongs to no model
-            yet, it belongs to this model from now on.
+        content: a hash of bytes of all tensors of the model
+        claim: True: claim the fingerprint for this model if the fingerprint belongs to no model yet
         """
         sql = "SELECT content FROM known_models WHERE fingerprint = ?"
         owner = self._db.value(sql, fingerprint)

@@ -85,7 +85,9 @@ class Store:
         return self.db.transaction()
 
     def tidy(self) -> None:
-        """Do work in idle time that a commit would do otherwise. A failure has no effect on the data."""
+        """Move the content of the write-ahead log into the database file. The program calls this method while
+        the user reads, because a later commit would take longer otherwise. The method ignores StoreError: the
+        log keeps its content then."""
         with suppress(StoreError):
             self.db.move_log()
 

@@ -33,8 +33,9 @@ def fingerprint(config: ModelShape, layout: Mapping[str, tuple], samples: Iterab
 
 
 def content_hash(names: Iterable[str], raw: Callable[[str], np.ndarray]) -> str:
-    """Return 32 hex digits: a hash of the PIECE_BYTES bytes in the middle of every tensor. Two models with
-    the same fingerprint can differ in tensors of which `fingerprint` reads no bytes.
+    """Return 32 hex digits: a hash of the PIECE_BYTES bytes in the middle of every tensor (of all bytes of a
+    smaller tensor). `fingerprint` reads the bytes of a few tensors only, so it can be the same for two models
+    that differ in other tensors.
 
     raw: a function of a tensor's name that returns the bytes of the tensor, uint8 [n]
     """
