@@ -11,6 +11,7 @@ from .errors import ApiError
 from .request_fields import is_unused, reason_of, take_unused
 
 B = TypeVar("B")
+Q = TypeVar("Q", bound=msgspec.Struct)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`", re.DOTALL)
 _FLOAT = "got `float`"
 # what a field may be, if the error of the library does not say it
@@ -80,15 +81,16 @@ def _decoded_in_steps(data: bytes, kind: type[B]) -> Decoded[B]:
         _refuse(str(error), kind)
 
 
-def decode_query(data: bytes, kind: type[B]) -> B:
+def decode_query(data: bytes, kind: type[Q]) -> Q:
     """Return the query string of a URL as a struct. Raise ApiError, 400, if a field is wrong or occurs twice.
     Only the error for a wrong field has the field's name."""
     pairs = parse_qsl(data.decode("latin-1"), keep_blank_values=True)
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
+    known = {field.name for field in msgspec.structs.fields(kind)}
+    names = [name for name, _ in pairs if name in known]
+    if len({*names}) < len(names):
         raise ApiError(400, "the query has a field twice.", code="invalid_value")
     try:
-        return msgspec.convert(fields, kind, strict=False)
+        return msgspec.convert(dict(pairs), kind, strict=False)
     except msgspec.ValidationError as error:
         _refuse(str(error), kind)
 

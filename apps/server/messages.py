@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from ruvmlx.engine.types import GenerationRequest, GenerationResponse
+from ruvmlx.engine.types import GenerationResponse
 from ruvmlx.models.text.thinking import tag_of
 from ruvmlx.models.text.tool_calls import CallBegun
 
@@ -26,7 +26,15 @@ from .errors import ApiError, anthropic_error
 from .openai_answers import ReplyId, room_of
 from .prompts import ChatPrompt, begun_prompt
 from .splitting import NewCalls, arguments_of, without_json
-from .writing import ReplyPart, Requests, WrittenReply, reply_parts, requests_for, write_replies
+from .writing import (
+    ReplyPart,
+    Requests,
+    WrittenReply,
+    prompt_tokens,
+    reply_parts,
+    requests_for,
+    write_replies,
+)
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
@@ -184,12 +192,8 @@ async def messages(call: Call) -> Answer:
 async def count_tokens(call: Call) -> Answer:
     """Count the prompt tokens of a conversation, without a reply to it."""
     body: CountBody = call.body
-    adapter = await call.serving.adapter_of(body.model, body.adapter, call.salt)
     prompt = await _prompt(call, body)
-    request = GenerationRequest(**prompt.fields, adapter_id=adapter, untouched=adapter == "")
-    known = await call.serving.host.encode_request(request)
-    ready = await call.serving.host.call_between(lambda runtime: runtime.writer.prepare_request(known))
-    return TokenCount(len(ready.input_ids or ()))
+    return TokenCount(await prompt_tokens(call, body.model, body.adapter, prompt.fields))
 
 
 async def _prompt(call: Call, body: CountBody) -> ChatPrompt:

@@ -4,6 +4,7 @@ agent Codex uses it."""
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -19,14 +20,14 @@ from .endpoint import Answer, Call, Endpoint, EventStream, Waiting
 from .errors import ApiError
 from .messages import named_event
 from .openai_answers import room_of
-from .prompts import chat_prompt
+from .prompts import ChatPrompt, chat_prompt
 from .responses_bodies import ReasoningOptions, ResponsesBody, conversation, reply_body, wants_thought
 from .responses_items import OpenCall, OpenText
 from .responses_tools import TextOptions, form_of, grouped_names, tool_use
 from .splitting import CallPiece, NewCalls
 from .stored_responses import SHOW_LINK, keep_response, stored_items
 from .tool_bodies import FreeText
-from .writing import ReplyPart, reply_parts, requests_for
+from .writing import ReplyPart, prompt_tokens, reply_parts, requests_for
 
 _LAST = {"completed": answers.ResponseCompleted, "incomplete": answers.ResponseIncomplete}
 
@@ -34,14 +35,9 @@ _LAST = {"completed": answers.ResponseCompleted, "incomplete": answers.ResponseI
 async def responses(call: Call) -> Answer:
     """Answer a conversation, with the whole answer at once or as a stream."""
     body: ResponsesBody = call.body
-    tokenizer = call.serving.runtime.model.tokenizer
-    tag = tag_of(tokenizer.chat_template)
-    use = tool_use(body.tools or (), body.tool_choice, body.parallel_tool_calls)
-    before = await stored_items(call, body.previous_response_id)
-    prompt = await chat_prompt(call, conversation(body, tag, before), use, form_of(body.text))
-    fields = {**prompt.fields, "thinking": wants_thought(body, tag, call.ignored)}
-    [request] = await requests_for(call, reply_body(body), body.max_output_tokens, 0, [fields])
-    writing = ResponseWriter(body, request, tokenizer)
+    prompt = await _prompt(call, body)
+    [request] = await requests_for(call, reply_body(body), body.max_output_tokens, 0, [prompt.fields])
+    writing = ResponseWriter(body, request, call.serving.runtime.model.tokenizer)
     if body.stream:
         return EventStream(
             _events(call, body, request, prompt.new_calls, writing), Waiting(writing.failure_event)
@@ -52,6 +48,23 @@ async def responses(call: Call) -> Answer:
                 pass
     await keep_response(call, body, writing.answer)
     return writing.answer
+
+
+async def count_input_tokens(call: Call) -> Answer:
+    """Count the prompt tokens of a conversation, without a reply to it."""
+    body: ResponsesBody = call.body
+    prompt = await _prompt(call, body)
+    return answers.InputTokens(
+        input_tokens=await prompt_tokens(call, body.model, body.adapter, prompt.fields)
+    )
+
+
+async def _prompt(call: Call, body: ResponsesBody) -> ChatPrompt:
+    tag = tag_of(call.serving.runtime.model.tokenizer.chat_template)
+    use = tool_use(body.tools or (), body.tool_choice, body.parallel_tool_calls)
+    before = await stored_items(call, body.previous_response_id)
+    prompt = await chat_prompt(call, conversation(body, tag, before), use, form_of(body.text))
+    return replace(prompt, fields={**prompt.fields, "thinking": wants_thought(body, tag, call.ignored)})
 
 
 async def _events(
@@ -211,5 +224,9 @@ ENDPOINTS = [
         "POST", "/v1/responses", responses, "Answer a conversation, in the form of OpenAI's Responses.",
         answers.ResponseAnswer, body=ResponsesBody, event=answers.ResponseEvent, statuses=(404, 409),
         waiting=lambda body: Waiting(_failed_early) if body.stream else None, links=[SHOW_LINK],
-    )
+    ),
+    Endpoint(
+        "POST", "/v1/responses/input_tokens", count_input_tokens, "Count the tokens of a response's input.",
+        answers.InputTokens, body=ResponsesBody, statuses=(404, 409),
+    ),
 ]  # fmt: skip

@@ -132,6 +132,14 @@ class ResponseAnswer(Struct, kw_only=True):
     user: str | None = None
 
 
+class InputTokens(Struct, kw_only=True):
+    """The answer of input_tokens. input_tokens: the number of prompt tokens, with the tokens of the chat
+    template and of the earlier responses."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
 # The fields that several events have. Only the events themselves have a tag.
 
 

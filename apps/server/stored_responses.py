@@ -62,6 +62,13 @@ class PageQuery(Struct, forbid_unknown_fields=True):
     after: Annotated[str, Meta(description="The last item's id of the page before.")] = ""
 
 
+class ShowQuery(Struct):
+    """The query of a request for a stored response. stream: only false, because a stored response is
+    complete. A field that this struct does not have changes nothing."""
+
+    stream: Annotated[bool, Meta(description="Only false.", extra_json_schema={"enum": [False]})] = False
+
+
 class _StoredOutput(Struct):
     """The part of a stored response that a later request needs: the output items."""
 
@@ -107,6 +114,9 @@ async def stored_items(call: Call, response_id: str | None) -> list[InputItem]:
 
 async def show_response(call: Call) -> Answer:
     """Return a stored response in the form in which the client of the first request got the response."""
+    if call.query.stream:
+        message = "stream: a stored response is complete, so there is no stream of it; leave the field out."
+        raise ApiError(400, message, "stream", "unsupported_parameter")
     return msgspec.Raw((await _stored_row(call)).answer)
 
 
@@ -169,7 +179,7 @@ async def delete_response(call: Call) -> Answer:
 ENDPOINTS = [
     Endpoint(
         "GET", "/v1/responses/{id}", show_response, "Show a stored response.", answers.ResponseAnswer,
-        links=[DELETE_LINK, ITEMS_LINK], statuses=(404,),
+        query=ShowQuery, links=[DELETE_LINK, ITEMS_LINK], statuses=(404,),
     ),
     Endpoint(
         "GET", "/v1/responses/{id}/input_items", list_input_items, "List what a response was written for.",

@@ -93,6 +93,15 @@ async def requests_for(
     ]
 
 
+async def prompt_tokens(call: Call, model: str, adapter: str | None, prompt: Mapping[str, Any]) -> int:
+    """Return the number of tokens of a prompt without a reply to it. prompt: as in `requests_for`."""
+    adapter_id = await call.serving.adapter_of(model, adapter, call.salt)
+    request = GenerationRequest(**prompt, adapter_id=adapter_id, untouched=adapter_id == "")
+    known = await call.serving.host.encode_request(request)
+    ready = await call.serving.host.call_between(lambda runtime: runtime.writer.prepare_request(known))
+    return len(ready.input_ids or ())
+
+
 def _seed(seed: int | None, index: int) -> int | None:
     """Return the seed of the reply with this index. A negative seed counts from the end of the seeds."""
     return None if seed is None else (seed + index) % 2**63

@@ -71,11 +71,36 @@ def test_with_openais_client(serve):
         second = client.responses.create(**asked, input="more", previous_response_id=first.id)
         assert client.responses.retrieve(first.id).output_text == first.output_text
         assert client.responses.retrieve(second.id).previous_response_id == first.id
+        with pytest.raises(openai.BadRequestError, match="stream"):
+            client.responses.retrieve(first.id, stream=True)
+        extra = ["reasoning.encrypted_content", "message.input_image.image_url"]
+        assert client.responses.retrieve(first.id, stream=False, include=extra).id == first.id
         client.responses.delete(first.id)
         with pytest.raises(openai.NotFoundError):
             client.responses.retrieve(first.id)
         with pytest.raises(openai.NotFoundError, match="previous_response_id"):
             client.responses.create(**asked, input="more", previous_response_id=second.id)
+
+
+def test_the_tokens_of_an_input(roomy):
+    """As many as the response says, also behind another response, with tools and without a thought."""
+    tool = {
+        "type": "function",
+        "name": "f",
+        "parameters": {"type": "object", "properties": {}},
+        "strict": False,
+    }
+    with openai.OpenAI(base_url=roomy.url, api_key="none-needed", max_retries=0, timeout=600) as client:
+        asked = {"model": roomy.model, "instructions": "Be kind.", "input": "hello"}
+        first = client.responses.create(**asked, max_output_tokens=6)
+        more = {"previous_response_id": first.id, "tools": [tool], "reasoning": {"effort": "none"}}
+        for fields in (asked, asked | more):
+            counted = client.responses.input_tokens.count(**fields)
+            done = client.responses.create(**fields, max_output_tokens=1)
+            assert counted.input_tokens == done.usage.input_tokens
+            assert counted.object == "response.input_tokens"
+        with pytest.raises(openai.BadRequestError, match="conversation"):
+            client.responses.input_tokens.count(**asked, conversation="x")
 
 
 def test_calls_and_results_are_part_of_it(roomy, calls_first):
