@@ -64,7 +64,8 @@ class TokenInfo(Struct):
 
 
 class ChoiceLogprobs(Struct):
-    """The log-probabilities of a reply. content: one entry for each token of the reply."""
+    """The log-probabilities of a reply. content: one entry for each token of the reply, without the tokens of
+    a stop text."""
 
     content: list[TokenInfo] | None
     refusal: None = None

@@ -154,8 +154,10 @@ class BestOf:
         shown, self._shown = self._shown, len(self.leader.text)
         if self.leader.request.logprobs:
             self.leader.record()
-        known, self._shown_logprobs = self._shown_logprobs, len(self.leader.logprobs)
-        return "".join(self.leader.text[shown:]), tuple(self.leader.logprobs[known:])
+        # the tokens of a stop text have no logprobs, because the text leaves the stop text out
+        news = tuple(self.leader.logprobs[self._shown_logprobs : self.leader.stops.shown_count])
+        self._shown_logprobs += len(news)
+        return "".join(self.leader.text[shown:]), news
 
     def end(self) -> Chunk:
         """Return the last piece of text with the response. All replies must have ended."""

@@ -2,6 +2,7 @@
 ends before the first stop string."""
 
 import codecs
+from bisect import bisect_left
 from collections.abc import Mapping
 
 from ..models.config.model import Tokenizer
@@ -54,6 +55,10 @@ class StopStrings:
     def __init__(self, stops: tuple[str, ...]):
         self._stops = tuple(s for s in stops if s)
         self._held = ""
+        self._starts: list[
+            int
+        ] = []  # the place in the whole text where the text of each call of `add` begins
+        self._shown = 0  # the number of characters that `add` has returned
         self.hit: str | None = None
 
     def add(self, text: str) -> str:
@@ -61,15 +66,23 @@ class StopStrings:
         that earlier calls returned."""
         if not self._stops:
             return text
+        self._starts.append(self._shown + len(self._held))
         self._held += text
         found = [(self._held.find(s), s) for s in self._stops if s in self._held]
         if found:
             at, self.hit = min(found, key=lambda each: each[0])
             shown, self._held = self._held[:at], ""
+            self._shown += len(shown)
             return shown
         keep = self._possible_start()
         shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        self._shown += len(shown)
         return shown
+
+    @property
+    def shown_count(self) -> int | None:
+        """The number of calls of `add` whose text begins in the returned text; None: all calls."""
+        return bisect_left(self._starts, self._shown) if self._held or self.hit else None
 
     def flush(self) -> str:
         """End the stream. Returns the text that `add` held back because the text could be the start of a stop

@@ -374,7 +374,7 @@ class Run:
             drafted=counts.drafted,
             accepted=counts.accepted,
             kv=cache.stats(),
-            logprobs=self.logprobs,
+            logprobs=self.logprobs[: self.stops.shown_count],
             examples=self.request.examples,
             route=self.request.route,
             stopped_by=self.stops.hit,

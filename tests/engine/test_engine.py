@@ -202,11 +202,16 @@ def test_stop_strings_over_any_chunking(seed):
     text = "".join(rng.choice("abc\n") for _ in range(200))
     stops = ("abca", "\n\nc", "cccc")
     stop, shown, at = StopStrings(stops), "", 0
+    begins: list[int] = []
     while at < len(text) and not stop.hit:
-        size = rng.randrange(1, 6)
+        size = rng.randrange(6)
+        begins.append(at)
         shown += stop.add(text[at : at + size])
         at += size
+        told = begins[: stop.shown_count]  # the texts that begin in what is shown
+        assert told == (begins if len(shown) == at else [b for b in begins if b < len(shown)])
     shown += stop.flush()
+    assert stop.hit or stop.shown_count is None
     ends = [text.find(s) for s in stops if s in text]
     # A chunk may hold two stops: the first place in the text counts among those seen so far.
     assert text.startswith(shown) and shown == text[: min(ends, default=len(text))]

@@ -89,6 +89,21 @@ def test_logprobs(client, running, stream):
         assert bytes(token.bytes).decode("utf-8", "replace") == token.token
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_tokens_of_a_stop_text_have_no_logprobs(client, running, stream):
+    """Nor has the beginning of one in a stream. A stop text that does not come changes nothing."""
+    asked = {"model": running.model, "messages": HI, "max_tokens": 12, "temperature": 0, "logprobs": True}
+    text = client.chat.completions.create(**asked).choices[0].message.content
+    for stop in (text[5:8], text[4:9] + "no"):
+        done = client.chat.completions.create(**asked, stop=[stop], stream=stream)
+        choices = [chunk.choices[0] for chunk in done] if stream else done.choices
+        said = "".join((c.delta if stream else c.message).content or "" for c in choices)
+        tokens = [bytes(token.bytes) for c in choices if c.logprobs for token in c.logprobs.content]
+        assert said == text.partition(stop)[0]
+        told = b"".join(tokens).decode("utf-8", "replace")
+        assert told.startswith(said) and (len(tokens) == 12 if said == text else len(told) < len(said) + 2)
+
+
 def test_logprobs_of_the_best_of_several(serve):
     """Each token once, whether it streams or the best reply comes as a whole."""
     running = serve(best_of=2)
