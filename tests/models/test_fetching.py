@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import hashlib
 import os
 import subprocess
 import sys
@@ -214,6 +215,23 @@ def test_a_partial_file_that_a_crash_of_the_machine_damaged_is_fetched_again(ser
     served.pace, served.ranges = 0.0, []
     assert dict(load_model(NAME).load_weights())
     assert served.ranges == ([held, 0] if held < size else [0]) and not partial(tmp_path)
+
+
+@pytest.mark.parametrize("left", ["whole", "a gap", "too few bytes", "too many bytes"])
+def test_a_file_that_another_program_put_into_the_cache_is_checked(served, tmp_path, monkeypatch, left):
+    """A whole file is not fetched. Of one with too few bytes, only the others are."""
+    monkeypatch.setattr(fetching, "_SMALL_BYTES", 100_000)
+    data = bytearray((served.folder / "model.safetensors").read_bytes())
+    name = hashlib.sha256(data).hexdigest()
+    if left == "a gap":
+        data[GAP] = bytes(100_000)
+    sizes = {"too few bytes": 300_000, "too many bytes": LONG}
+    file = tmp_path / "hub" / "models--owner--tiny" / "blobs" / name
+    file.parent.mkdir(parents=True)
+    file.write_bytes(data.ljust(LONG, b"x")[: sizes.get(left, len(data))])
+    assert dict(load_model(NAME).load_weights()) and not partial(tmp_path)
+    assert hashlib.sha256(file.read_bytes()).hexdigest() == name
+    assert served.ranges == {"whole": [], "too few bytes": [300_000]}.get(left, [0])
 
 
 def test_a_damaged_partial_file_and_a_hub_that_sends_other_bytes(served, tmp_path):

@@ -3,9 +3,10 @@
 The library huggingface-hub discards a partly downloaded file when a download is interrupted. To keep partly
 downloaded files, this module downloads the weights itself, into huggingface-hub's cache. Each attempt appends
 the missing bytes to the file blobs/<SHA-256>.incomplete. When the file is complete, the module checks the
-SHA-256 and renames the file to blobs/<SHA-256>. If the hash is wrong and the file has bytes of an earlier
-attempt, the module downloads the whole file again. huggingface-hub downloads the small files (configuration,
-tokenizer), and makes the links of the snapshot (the folder of one revision) to the blobs.
+SHA-256 and renames the file to blobs/<SHA-256>. A file that is there already is checked, too, because another
+program can have put the file there. If the hash is wrong and the file has bytes of an earlier attempt, the
+module downloads the whole file again. huggingface-hub downloads the small files (configuration, tokenizer),
+and makes the links of the snapshot (the folder of one revision) to the blobs.
 """
 
 import contextlib
@@ -149,7 +150,11 @@ def fetch_weights(listing: Listing, count: Count) -> Path:
     _check_disk(listing)
     (listing.repo / "blobs").mkdir(parents=True, exist_ok=True)
     for weight in listing.weights:
-        if not listing.blob(weight).exists():
+        blob = listing.blob(weight)
+        # another program can have put this file into the cache, and a crash can have damaged it
+        if blob.exists() and not _is_whole(weight, blob, count):
+            os.replace(blob, listing.partial(weight))
+        if not blob.exists():
             _fetch(listing, weight, count)
     count.begin(f"Fetching {listing.name}", 0)
     return _snapshot(listing.name, list(listing.patterns))
@@ -266,17 +271,28 @@ def _check(weight: Weight, file: BinaryIO, count: Count) -> None:
     file.flush()
     os.fsync(file.fileno())
     size = file.tell()
-    digest = hashlib.sha256()
-    file.seek(0)
-    while chunk := file.read(READ):
-        digest.update(chunk)
-        count.add(0)
-    if size != weight.size or digest.hexdigest() != weight.sha256:
+    if size != weight.size or _digest(file, count) != weight.sha256:
         _empty(file)
         count.add(-min(size, weight.size))
         raise CorruptFile(
             f"{weight.file} arrived damaged ({size:,} of {weight.size:,} bytes). Fetch it again."
         )
+
+
+def _is_whole(weight: Weight, path: Path, count: Count) -> bool:
+    """Return True if a complete file has the size and the SHA-256 of the weight file."""
+    with path.open("rb") as file:
+        return path.stat().st_size == weight.size and _digest(file, count) == weight.sha256
+
+
+def _digest(file: BinaryIO, count: Count) -> str:
+    """Return the SHA-256 of a whole file as hexadecimal digits. Report to `count` that the work goes on."""
+    digest = hashlib.sha256()
+    file.seek(0)
+    while chunk := file.read(READ):
+        digest.update(chunk)
+        count.add(0)
+    return digest.hexdigest()
 
 
 def _empty(file: BinaryIO) -> None:
