@@ -79,7 +79,9 @@ def test_a_report_tells_machine_and_speed_and_nothing_of_the_user(run, planted, 
 
 
 def test_what_fails_is_a_line_without_the_words_of_the_error(run, planted, tmp_path, monkeypatch):
-    """A model that no runtime loads and a broken store: places in the code, not what was said there."""
+    """A model that no runtime loads, a broken store and a full disk: places in the code, not what was said
+    there."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1 << 40, 0, 0))
     weights = next(planted.glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-64])
     data = tmp_path / PERSON / "payslips data"
@@ -90,8 +92,8 @@ def test_what_fails_is_a_line_without_the_words_of_the_error(run, planted, tmp_p
     code, _, err = run("doctor", "--report", str(file), "--seconds", "10")
     told = report(file.read_text())
     failed = {c["name"]: c["error"] for c in told["checks"] if not c["ok"]}
-    assert code == 1 and failed.keys() >= {"store", "witness log"} and "Traceback" not in err
-    assert all(re.fullmatch(r"\w+ at ruvmlx/[\w/]+\.py:\d+", error) for error in failed.values())
+    assert code == 1 and failed.keys() >= {"store", "witness log", "disk space"} and "Traceback" not in err
+    assert all(re.fullmatch(r"\w+ at (apps|ruvmlx)/[\w/]+\.py:\d+", error) for error in failed.values())
     assert re.match(r"CorruptFile at ruvmlx/models/", told["failed"]["model"]) and "speed" not in told
     assert not tells(file.read_text()) and not tells(err.replace(str(file), ""))
 
