@@ -71,7 +71,7 @@ def test_again_search_and_session(chat, home):
     assert terminal.wait() == 0
     store = Store(home / "ruvmlx.db")
     (session,) = store.chats.all()
-    assert session.title == "What is the capital of France? Really" and session.turns == 3
+    assert session.title == "What is the capital of France? Really" and session.turns == 2
     again = chat("--session", session.id[:8])
     again.expect("‹ 1/2 ›")
     again.send("\x11")
