@@ -312,7 +312,7 @@ def test_taking_back_is_one_transaction(open_tiny, monkeypatch):
         for reply in ids:
             runtime.rate(reply, "up")
         before, version = weights(runtime, None), runtime.learner.version
-        rate, given = runtime.learner.rate, []
+        rate, given = runtime.learner.commit_rating, []
 
         def fails(reply, *arguments):
             if given:
@@ -320,7 +320,7 @@ def test_taking_back_is_one_transaction(open_tiny, monkeypatch):
             given.append(rate(reply, *arguments))
 
         with monkeypatch.context() as m:
-            m.setattr(runtime.learner, "rate", fails)
+            m.setattr(runtime.learner, "commit_rating", fails)
             with pytest.raises(RuvmlxError, match="broken"):
                 runtime.unrate(ids[0])
         assert given
