@@ -215,7 +215,6 @@ class Learning:
         checks `cancel` every few tens of milliseconds. The next call, or the rating, does the remaining work.
         unseen: an event that ends the writing of unseen replies alone; None: `cancel` ends it
         """
-        self._store.tidy()
         if self.learner is None:
             return
         with contextlib.suppress(Stopped, SideFailed):

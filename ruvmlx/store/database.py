@@ -39,10 +39,6 @@ _REMEDY = (
 )
 # the minimum and maximum seconds between two tries to take the write lock; the pause is random
 _PAUSE_SECONDS = 0.001, 0.004
-# If the write-ahead log has at least this many pages (of 4 KiB), a commit moves the log's content into the
-# database file (SQLite calls this a checkpoint). Such a commit takes several times as long as others, so the
-# program usually calls `move_log` before, in idle time.
-_LOG_PAGES = 4000
 
 
 class Database:
@@ -81,7 +77,7 @@ class Database:
         # SQLite then keeps its temporary tables in memory. So a full folder /tmp makes no statement fail, and
         # SQLite writes no text of a chat to that folder.
         pragmas = ["temp_store = MEMORY", "journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"]
-        pragmas += ["secure_delete = ON", f"wal_autocheckpoint = {_LOG_PAGES}"]
+        pragmas += ["secure_delete = ON"]
         if sys.platform == "darwin":
             pragmas += ["fullfsync = ON", "checkpoint_fullfsync = ON"]
         for pragma in pragmas:
@@ -217,12 +213,6 @@ class Database:
         return self._connection.blobopen(table, column, rowid)
 
     # -- the file ------------------------------------------------------------------------------------
-
-    def move_log(self) -> None:
-        """Move the content of the write-ahead log into the database file, as far as no other process reads
-        it. The next commit then writes to the beginning of the log."""
-        with _readable_errors(self.path):
-            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def truncate_log(self) -> bool:
         """Move the content of the write-ahead log into the database file, so that the log keeps no copy of

@@ -29,7 +29,7 @@ class Search:
         """Return the newest message that contains every word, in one chat or in all chats. Return None if
         there is no such message."""
         terms = _terms(words)
-        found = self._in_messages(terms, 1, session_id) if terms else []
+        found = self._in_messages(terms, 1, self._chats.all(), session_id) if terms else []
         return found[0] if found else None
 
     def find(self, words: str, limit: int = 100) -> list[ChatHit]:
@@ -43,9 +43,13 @@ class Search:
         terms = _terms(words)
         if not terms:
             return []
-        return (self._in_titles(terms) + self._in_messages(terms, limit))[:limit]
+        chats = self._chats.all()
+        return (_in_titles(terms, chats) + self._in_messages(terms, limit, chats))[:limit]
 
-    def _in_messages(self, terms: list[str], limit: int, session_id: str | None = None) -> list[ChatHit]:
+    def _in_messages(
+        self, terms: list[str], limit: int, shown: list[SessionRow], session_id: str | None = None
+    ) -> list[ChatHit]:
+        """Return the messages of the chats `shown` that contain every term, the newest first."""
         long = ['"' + term.replace('"', '""') + '"' for term in terms if len(term) >= _INDEXED]
         short = [_like(term) for term in terms if len(term) < _INDEXED]
         where = ["s.deleted IS NULL", *["m.content LIKE ? ESCAPE '\\'" for _ in short]]
@@ -61,18 +65,19 @@ class Search:
             *([] if session_id is None else [session_id]),
             limit,
         )
-        chats = {row.id: row for row in self._chats.all()}
+        chats = {row.id: row for row in shown}
         found = [row for row in rows if row["session_id"] in chats]
         return [ChatHit(chats[r["session_id"]], r["id"], r["role"], r["content"]) for r in found]
 
-    def _in_titles(self, terms: list[str]) -> list[ChatHit]:
-        """Return the chats whose title or system prompt contains every term."""
-        wanted, found = [term.casefold() for term in terms], []
-        for chat in self._chats.all():
-            both = f"{chat.title} {chat.system or ''}".casefold()
-            if all(term in both for term in wanted):
-                found.append(ChatHit(chat, None, "title", chat.title))
-        return found
+
+def _in_titles(terms: list[str], chats: list[SessionRow]) -> list[ChatHit]:
+    """Return the chats whose title or system prompt contains every term."""
+    wanted, found = [term.casefold() for term in terms], []
+    for chat in chats:
+        both = f"{chat.title} {chat.system or ''}".casefold()
+        if all(term in both for term in wanted):
+            found.append(ChatHit(chat, None, "title", chat.title))
+    return found
 
 
 def _terms(words: str) -> list[str]:

@@ -6,10 +6,9 @@ the other parts that it uses. `Store.__init__` creates a part after the parts th
 To add a column: add a migration step in schema.py, and a field to the row class in the file of the part.
 """
 
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from ..errors import StoreError
 from .adapters import Adapters
 from .anchors import Anchors
 from .audit_log import Witness
@@ -83,13 +82,6 @@ class Store:
         lock to each other for a minute.
         """
         return self.db.transaction()
-
-    def tidy(self) -> None:
-        """Move the content of the write-ahead log into the database file. The program calls this method while
-        the user reads, because a later commit would take longer otherwise. The method ignores StoreError: the
-        log keeps its content then."""
-        with suppress(StoreError):
-            self.db.move_log()
 
     def snapshot(self) -> AbstractContextManager[None]:
         """In the block, show the reader the state of one moment, even while other processes write."""

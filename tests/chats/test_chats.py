@@ -272,14 +272,3 @@ def test_a_choice_that_is_not_learned_leaves_the_chat_as_it_is(open_tiny, monkey
         with pytest.raises(StoreBusy):
             runtime.chats.prefer(chat, first, second)
         assert runtime.chats.turns(chat)[-1].id == second
-
-
-def test_what_a_rating_wrote_is_in_the_file_after_idle_time(open_tiny, home):
-    with open_tiny() as runtime:
-        reply = say(runtime, runtime.chats.new_chat(), "hello")
-        runtime.learning.settle()
-        before = (home / "ruvmlx.db").read_bytes()
-        runtime.rate(reply.request_id, "up")
-        assert (home / "ruvmlx.db").read_bytes() == before
-        runtime.learning.settle()
-        assert (home / "ruvmlx.db").read_bytes() != before

@@ -161,33 +161,6 @@ def test_many_processes_may_be_the_first(home):
     assert [child.communicate()[1].decode()[-200:] for child in children] == [""] * 8
 
 
-def test_idle_time_moves_the_log_and_commits_do_not(store, home, monkeypatch):
-    """A commit that also moves the log takes several times as long."""
-    file, log = home / "ruvmlx.db", home / "ruvmlx.db-wal"
-    store.tidy()
-    before = file.read_bytes()
-    for i in range(40):
-        store.model_data.put_whitening(str(i), bytes(200_000))  # 8 MB
-    assert file.read_bytes() == before
-    store.tidy()
-    assert file.stat().st_size > len(before) + 8_000_000
-    length = log.stat().st_size
-    store.model_data.put_whitening("one more", bytes(200_000))
-    assert log.stat().st_size == length  # the log begins again
-    other = Store(file)
-    with other.snapshot():
-        other.chats.all()
-        store.model_data.put_whitening("another", bytes(200_000))
-        store.tidy()  # waits for no reader
-    other.close()
-
-    def fail():
-        raise StoreError("the disk is full.")
-
-    monkeypatch.setattr(store.db, "move_log", fail)
-    store.tidy()
-
-
 def test_a_failed_transaction_leaves_no_trace(store):
     with pytest.raises(RuntimeError), store.transaction():
         store.db.execute("INSERT INTO neutral VALUES ('f', x'00')")
