@@ -136,8 +136,8 @@ def test_the_next_turn_keeps_the_thought_out_of_the_words_that_people_see(open_t
 
 
 @pytest.fixture
-def sampled(monkeypatch):
-    """The ends of the prompts after which replies are sampled that no user sees."""
+def prompt_ends(monkeypatch):
+    """The fixture returns the ends of the prompts of the replies that no user sees."""
     found, of = [], BegunReply.of.__func__
 
     def read(cls, backend, prompt, adapter=None):
@@ -151,7 +151,9 @@ def sampled(monkeypatch):
 
 
 @pytest.mark.parametrize(("opens", "end"), [(OPENS, "assistant\n"), (ALWAYS, "<think>\n\n</think>\n\n")])
-def test_sampled_replies_to_a_question_are_answers(thinker, home, tmp_path, sampled, monkeypatch, opens, end):
+def test_sampled_replies_to_a_question_are_answers(
+    thinker, home, tmp_path, prompt_ends, monkeypatch, opens, end
+):
     """They are too short for a thought and an answer, so what was measured was the thought."""
     monkeypatch.setattr(faults, "questions", lambda: ("Why?", "How?"))
     folder = Path(shutil.copytree(thinker, tmp_path / "m"))
@@ -165,26 +167,26 @@ def test_sampled_replies_to_a_question_are_answers(thinker, home, tmp_path, samp
         bank.add(model, backend, "Why?", np.ones(model.config.hidden_size, np.float32), 1, lambda: None)
         builder = style_bank.BasisBuilder(model, backend, style_bank.StyleBank(), ["Who?"], [])
         builder._sample(lambda *_: None, lambda: None)
-        texts = [model.tokenizer.decode(prompt) for prompt in sampled]
+        texts = [model.tokenizer.decode(prompt) for prompt in prompt_ends]
     assert len(texts) == 4 and all(text.endswith(end) for text in texts)
 
 
-def test_unshown_replies_come_after_the_thought_of_the_rated_reply(open_thinker, sampled):
+def test_unshown_replies_come_after_the_thought_of_the_rated_reply(open_thinker, prompt_ends):
     with open_thinker() as runtime:
         reply = write_thought(runtime)
         runtime.rate(reply.id, "up")
         assert complete(runtime) == 1
-        assert sampled == [reply.context_ids[-12:]] and list(stored_measures(runtime)) == [reply.id]
+        assert prompt_ends == [reply.context_ids[-12:]] and list(stored_measures(runtime)) == [reply.id]
 
 
-def test_a_reply_without_an_answer_is_compared_with_nothing(open_thinker, sampled):
+def test_a_reply_without_an_answer_is_compared_with_nothing(open_thinker, prompt_ends):
     """Its unshown replies would be thoughts, too."""
     with open_thinker() as runtime:
         runtime.rate(write_thought(runtime, closed=False).id, "down")
-        assert complete(runtime) == 0 and not sampled and not stored_measures(runtime)
+        assert complete(runtime) == 0 and not prompt_ends and not stored_measures(runtime)
 
 
-def test_a_thought_without_an_end_is_not_measured(open_thinker, sampled, monkeypatch):
+def test_a_thought_without_an_end_is_not_measured(open_thinker, prompt_ends, monkeypatch):
     """Some models begin a thought without the template."""
     with open_thinker(thinking="off") as runtime:
         reply = write_thought_free(runtime)

@@ -265,7 +265,7 @@ def test_models(claude, shared):
 
 
 def test_pages_of_models(claude):
-    """The client asks for page after page; a page before one has the models just before it."""
+    """The client reads all pages. A page with `before_id` has the models just before that model."""
     names = [model.id for model in claude.models.list()]
     first = claude.models.list(limit=1)
     assert len(names) > 1 and first.has_more and [model.id for model in first.data] == names[:1]
