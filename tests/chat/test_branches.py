@@ -20,13 +20,15 @@ BOTH_SIZES = pytest.mark.parametrize("size", [SMALL, WIDE], ids=["80x24", "160x5
 
 
 @pytest.fixture
-def chatting(open_tiny):
+def chatting(open_tiny, tiny):
     """The app on the tiny model; replies are short, cut at the limit, and sampled."""
     from contextlib import asynccontextmanager
 
+    no_end = tuple((token, -100.0) for token in tiny.tokenizer.eos_ids)
+
     @asynccontextmanager
     async def chat(size=SMALL, **options):
-        known = dict(sampling=Sampling(1.5), max_new_tokens=5, learn_when_idle=False)
+        known = dict(sampling=Sampling(1.5, logit_bias=no_end), max_new_tokens=5, learn_when_idle=False)
         app = ChatApp(open_tiny, ChatOptions(**known | options))
         async with app.run_test(size=size) as pilot:
             await until(pilot, lambda: app.phase == "idle" or app.failure)
