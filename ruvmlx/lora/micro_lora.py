@@ -72,9 +72,8 @@ class MicroLoRA:
     @property
     def norm(self) -> float:
         """The Frobenius norm of scale * lora_a lora_b, computed without the large product [D, V]."""
-        gram_a = self.lora_a.astype(np.float64).T @ self.lora_a
-        gram_b = self.lora_b.astype(np.float64) @ self.lora_b.T
-        return self.scale * float(np.sqrt(max(0.0, np.sum(gram_a * gram_b))))
+        a, b = self.lora_a.astype(np.float64), self.lora_b.astype(np.float64)
+        return self.scale * float(np.sqrt(max(0.0, np.sum((a.T @ a) * (b @ b.T)))))
 
     def add_to_logits(self, logits: np.ndarray, hidden: np.ndarray) -> None:
         """Add scale * (hidden @ lora_a) @ lora_b to logits [V] or [T, V], in place."""
