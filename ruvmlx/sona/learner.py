@@ -154,7 +154,7 @@ class Learner:
         if self.active.is_measured and self._pushes_taste(self.micro):
             self.taste_push.prepare(self.version, self.micro, self.probe)
         if self.active.is_measured:
-            self.traces.settle_layers(pause)
+            self.traces.settle_by_model(pause)
 
     # -- ratings -------------------------------------------------------------------------------------
 
@@ -395,6 +395,6 @@ class Learner:
         The result is exact for a MicroLoRA. For a layer LoRA, it is a first-order estimate from the gradient.
         """
         states = made.before, made.after
-        means = mean_logprobs(trace, [state.micro for state in states], self.backend.head)
+        means = mean_logprobs(trace, [state.micro for state in states], self.backend.head, made.after.base)
         before, after = (self.layers.logprob_shift(trace, state) for state in states)
         return means[0] + before, means[1] + after

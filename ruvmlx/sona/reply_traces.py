@@ -6,6 +6,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
+import numpy as np
+
 from ..backends.base import original_model, with_lora
 from ..errors import NotFound
 from ..lora.layer_lora import LayerLoRA
@@ -14,6 +16,7 @@ from ..store import ReplyRow, Store
 from . import instant
 from .active_adapter import ActiveAdapter, is_blank
 from .layer_part import LayerKLGuard, LayerPart
+from .reply_logits import MAX_TOKENS, ReplyLogits
 from .state import LearnerState
 from .trace import Trace
 
@@ -54,10 +57,26 @@ class ReplyTraces:
         for reply_id in self.held:
             self._settle(reply_id)
 
-    def settle_layers(self, pause: Pause | None = None) -> None:
+    def settle_by_model(self, pause: Pause | None = None) -> None:
+        """Let the model compute what ratings of the newest replies need: the logits that give a reply's
+        log-probability after a rating, and the layer gradients. `pause` can raise an exception to stop."""
+        for trace in reversed(self.held.values()):
+            self._settle_logits(trace, pause or (lambda: None))
+        self._settle_layers(pause)
+
+    def _settle_logits(self, trace: Trace, pause: Pause) -> None:
+        active, base, reply = self._active, self._active.state.base, np.array(trace.tokens)
+        if trace.logits or len(reply) > MAX_TOKENS or active.history.base_of(trace.version) != base:
+            return
+        active.install_base()
+        trace.logits = ReplyLogits.of(
+            trace.hidden_states, reply, active.probe.coordinates, active.backend.head, base, pause
+        )
+
+    def _settle_layers(self, pause: Pause | None) -> None:
         """Scale the layer LoRA down if its KL exceeds its limit, then compute the layer gradients of the
         newest replies. The layer gradient is the gradient by the weights of the layer LoRA. The work takes
-        seconds. `pause` can raise an exception to stop."""
+        seconds."""
         if not (self._learns and self._layers.needs_gradient(self._active.state)):
             return
         self._guard(self._active, pause)

@@ -21,6 +21,7 @@ from ..backends.base import adapted_logits
 from ..kernels import micro as kernels
 from ..kernels.replies import ReplyWork
 from ..lora import MicroLoRA
+from .reply_logits import ReplyLogits
 
 Head = Callable[[np.ndarray], np.ndarray]  # hidden [T, D] -> logits [T, V]
 
@@ -82,6 +83,7 @@ class Trace:
     # The value of `logprob` when the reply was generated; None if this trace was recorded at that time.
     drawn_logprob: float | None = None
     stats: ReplyStats | None = None
+    logits: ReplyLogits | None = None  # None if they were not computed; they only save time
     layer_gradient: LayerGradient | None = None  # None if it was not computed; only changes of layers need it
     # The sum of log p(y) under the base LoRA alone; None without a layer LoRA, because it equals
     # frozen_logprob.
@@ -97,8 +99,10 @@ class Trace:
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes of the gradient and the hidden states. The layer gradient is not included."""
-        return self.grad_a.nbytes + self.grad_b.nbytes + sum(hidden.nbytes for hidden in self._hidden)
+        """The number of bytes of the gradient, the hidden states and the stored logits. The layer gradient is
+        not included."""
+        hidden = sum(hidden.nbytes for hidden in self._hidden)
+        return self.grad_a.nbytes + self.grad_b.nbytes + hidden + (self.logits.nbytes if self.logits else 0)
 
     def add(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> None:
         """Add one token of the reply to the trace.
@@ -172,7 +176,7 @@ class Trace:
                 at += 1
         new.drawn_logprob = self.logprob if self.drawn_logprob is None else self.drawn_logprob
         new.layer_gradient, new.base_logprob = self.layer_gradient, self.base_logprob
-        new.carried = self.carried
+        new.carried, new.logits = self.carried, self.logits
         return new
 
     @classmethod
@@ -242,9 +246,16 @@ class Trace:
             return None
 
 
-def mean_logprobs(trace: Trace, adapters: Sequence[MicroLoRA], head: Head) -> list[float]:
+def mean_logprobs(trace: Trace, adapters: Sequence[MicroLoRA], head: Head, base: int) -> list[float]:
     """Return the mean log-probability per token (nats) of the trace's reply under each of some MicroLoRAs.
-    head: the function from hidden states to logits without a MicroLoRA."""
+
+    head: the function from hidden states to logits without a MicroLoRA
+    base: the id of the base LoRA with which `head` computes
+    """
+    known = trace.logits
+    if known and known.base == base and all(map(known.coordinates.covers, adapters)):
+        hidden = trace.hidden_states
+        return [known.mean_logprob(adapter, hidden) for adapter in adapters]
     tokens, sums, at = np.asarray(trace.tokens, np.int32), [0.0] * len(adapters), 0
     for hidden, frozen in adapted_logits(None, trace.hidden_states, head):
         for i, adapter in enumerate(adapters):
