@@ -68,7 +68,8 @@ class ReplyTraces:
         active, base, reply = self._active, self._active.state.base, np.array(trace.tokens)
         if trace.logits or len(reply) > MAX_TOKENS or active.history.base_of(trace.version) != base:
             return
-        active.install_base()
+        if not active.has_installed_base:  # another reply can be in progress with the installed base LoRA
+            return
         trace.logits = ReplyLogits.of(
             trace.hidden_states, reply, active.probe.coordinates, active.backend.head, base, pause
         )
