@@ -256,13 +256,8 @@ class ActiveAdapter:
         """Install the combined LoRA, unless the LoRA in the backend already contains the base LoRA in use. If
         the backend's LoRA contains this base LoRA, the backend keeps its LoRA, even if that LoRA has an older
         layer LoRA."""
-        if not self.has_installed_base:
+        if not self._layers.has_base(self.backend.lora, self.base):
             self.install()
-
-    @property
-    def has_installed_base(self) -> bool:
-        """Return True if the LoRA in the backend contains the base LoRA in use."""
-        return self._layers.has_base(self.backend.lora, self.base)
 
     @contextmanager
     def install_for(self, lora: BaseLoRA | None) -> Iterator[None]:

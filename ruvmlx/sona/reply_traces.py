@@ -68,7 +68,8 @@ class ReplyTraces:
         active, base, reply = self._active, self._active.state.base, np.array(trace.tokens)
         if trace.logits or len(reply) > MAX_TOKENS or active.history.base_of(trace.version) != base:
             return
-        if not active.has_installed_base:  # another reply can be in progress with the installed base LoRA
+        # A reply of another adapter can be in progress, so this method installs no base LoRA.
+        if active.backend.lora is not active.combined_lora:
             return
         trace.logits = ReplyLogits.of(
             trace.hidden_states, reply, active.probe.coordinates, active.backend.head, base, pause
