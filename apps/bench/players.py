@@ -69,7 +69,7 @@ class Ruvmlx:
         started = time.perf_counter()
         self._model = load_model(model)
         self._backend = open_backend(backend, self._model, threads)
-        self._policy = cache_policy(kv, self._backend)
+        self._policy = cache_policy(kv, self._backend, self._model.shape)
         self.facts = {
             "name": f"ruvmlx {self._backend.name}",
             "kernels": self._backend.kernels,
@@ -175,7 +175,7 @@ class Ruvmlx:
     def _policy_of(self, kv: str) -> TierPolicy | None:
         from ruvmlx.backends.select import cache_policy
 
-        return cache_policy(kv, self._backend)
+        return cache_policy(kv, self._backend, self._model.shape)
 
     def quality(self, text: str, tokens: int, *lengths: int) -> dict[str, float]:
         """Compare a policy of the KV cache with an f16 cache on the first `tokens` tokens of a text. Return

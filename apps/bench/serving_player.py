@@ -45,7 +45,7 @@ class ServingPlayer:
 
         loaded = load_model(model)
         self._clocked = Clocked(open_backend(backend, loaded, threads))
-        policy = cache_policy("auto", cast(Backend, self._clocked))
+        policy = cache_policy("auto", cast(Backend, self._clocked), loaded.shape)
         self._engine = LLMInferenceEngine(loaded, cast(Backend, self._clocked), policy)
         self._scheduler = Scheduler(self._engine)
         noise, shape = np.random.default_rng(0).standard_normal, loaded.shape

@@ -382,7 +382,7 @@ def _tier_history(flags: dict[str, Any]):
     asked = asked_policy(settings.kv, settings.kv_tiers)
     store = Store(config.store_file(), reading=True)
     model, backend = identify(store, load_model(settings.model), False), describe(settings.backend).name
-    return TierHistory(store, model.fingerprint, backend, asked)
+    return TierHistory(store, model, backend, asked)
 
 
 VERBS = [learn]

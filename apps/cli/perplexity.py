@@ -44,7 +44,7 @@ def perplexity(file: str, ctx: int | None, as_json: bool, **flags: Any) -> None:
     if len(tokens) < 2:
         raise UsageError(f"{file} holds {len(tokens)} tokens; perplexity needs 2 or more.")
     context = min(ctx or model.shape.max_context, model.shape.max_context)
-    policy = cache_policy(settings.kv, backend, settings.kv_tiers)
+    policy = cache_policy(settings.kv, backend, model.shape, settings.kv_tiers)
     found = measure(backend, tokens, context, policy, progress=_Progress(len(tokens)))
     kv = found.kv.facts() | found.kv.byte_facts()
     facts = {

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from ..backends.base import Backend, KVCache, original_model
+from ..backends.select import NO_TIERS, why_f16
 from ..engine.perplexity import kl_divergence
 from ..engine.types import GenerationResponse
 from ..kv.policy import EVERYTHING, F16, TIERED, TierPolicy
@@ -43,8 +44,6 @@ TIMED = 16  # the number of tokens, after the compared blocks, that are decoded 
 MAX_MEASURED_TOKENS = 4096  # the maximum number of tokens that the model reads of a prompt and its reply
 REPLIES_AT_ONCE = 2  # the maximum number of replies that one review measures
 RECENT_REPLIES = 100  # the number of newest replies from which `context` and the averages are computed
-
-NO_TIERS = "this backend has only f16 caches"
 
 
 class NoRoom(Exception):
@@ -170,22 +169,21 @@ class TierHistory:
     """A reader of the stored measurements and choices of KV policies, for one model on one backend. The
     reader needs the store but not the model's weights."""
 
-    def __init__(self, store: Store, fingerprint: str, backend: str, asked: TierPolicy | None = None):
+    def __init__(self, store: Store, model: Model, backend: str, asked: TierPolicy | None = None):
         """asked: the policy that the user chose, which overrides the measurements; None if the user chose
         none."""
         self.store, self.asked = store, asked
-        self.mine = (fingerprint, backend)
+        self.mine, self.why_f16 = (model.fingerprint, backend), why_f16(backend, model.shape)
         self.candidates = tier_choice.CANDIDATES
 
     @property
     def policy(self) -> TierPolicy:
         """Return the policy of new KV caches: the user's policy if the user chose one, else the measured
         choice, else the default."""
-        if self.asked is not None:
-            return self.asked
+        if self.asked is not None or self.why_f16:
+            return self.asked or F16
         row = self.store.kv.choice(*self.mine)
-        default = F16 if self.mine[1] == "reference" else TIERED
-        return TierPolicy(TIERED.name, row.lengths) if row else default
+        return TierPolicy(TIERED.name, row.lengths) if row else TIERED
 
     def status(self) -> KVStatus:
         row, need = self.store.kv.choice(*self.mine), long_enough(self.candidates)
@@ -199,8 +197,8 @@ class TierHistory:
     def _reason(self, report: dict[str, Any] | None) -> str:
         if self.asked is not None:
             return "you asked for it"
-        if self.mine[1] == "reference":
-            return NO_TIERS
+        if self.why_f16:
+            return self.why_f16
         if report is not None:
             return report["reason"]
         done = len({m.reply_id for m in self.store.kv.measurements(*self.mine)})
@@ -301,13 +299,15 @@ class KVLoop:
 
     def is_due(self) -> bool:
         """Return True if there is a long reply on which a candidate was not measured yet."""
-        return self._pool is not None and next(self.history.unmeasured_candidates(), None) is not None
+        has_tiers = self._pool is not None and not self.history.why_f16
+        return has_tiers and next(self.history.unmeasured_candidates(), None) is not None
 
     def review(self, cancel: threading.Event | None = None) -> dict[str, Any]:
         """Measure the missing candidates on at most REPLIES_AT_ONCE replies, then choose the policy of new
         caches. Return a report. The event `cancel` stops the measurement, but not the choice."""
-        if self._pool is None:
-            return {"measured": 0, "changed": False, "stopped": "", "reason": NO_TIERS}
+        if self._pool is None or self.history.why_f16:
+            reason = self.history.why_f16 or NO_TIERS
+            return {"measured": 0, "changed": False, "stopped": "", "reason": reason}
         started, stop = time.perf_counter(), ""
         done: list[str] = []
         try:

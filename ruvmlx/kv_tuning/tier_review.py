@@ -19,10 +19,10 @@ class TierReview:
         """Raises UsageError if the settings of the KV tiers are invalid."""
         model, backend = engine.model, engine.backend
         asked = asked_policy(settings.kv, settings.kv_tiers)
-        self._history = TierHistory(store, model.fingerprint, backend.name, asked)
+        self._history = TierHistory(store, model, backend.name, asked)
         self._loop = KVLoop(self._history, model, backend, settings.kv_limit)
         self._sessions, self._is_asked_for = engine.sessions, settings.kv_measure
-        if cache_policy(settings.kv, backend, settings.kv_tiers) is not None:
+        if cache_policy(settings.kv, backend, model.shape, settings.kv_tiers) is not None:
             self._sessions.policy = self._history.policy
 
     def observation(self, request_session: str | None, response: GenerationResponse) -> KVObservation:

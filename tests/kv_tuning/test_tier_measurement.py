@@ -364,7 +364,7 @@ def test_a_backend_without_tiers_says_so(tiny, tiny_neutral, tiny_whitening, ope
     from ruvmlx.backends.reference import ReferenceBackend
 
     with open_tiny() as runtime:
-        history = tier_measurement.TierHistory(runtime.store, tiny.fingerprint, "reference")
+        history = tier_measurement.TierHistory(runtime.store, tiny, "reference")
         loop = tier_measurement.KVLoop(history, tiny, ReferenceBackend(tiny))
         assert not loop.is_due() and loop.review()["reason"] == tier_measurement.NO_TIERS
         assert loop.history.status().policy == F16

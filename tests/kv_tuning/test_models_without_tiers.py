@@ -1,0 +1,36 @@
+"""A model that adds a bias to its keys has f16 caches, unless the user asks for tiers."""
+
+import pytest
+
+from ruvmlx.backends.native.backend import NativeBackend
+from ruvmlx.backends.select import cache_policy
+from ruvmlx.kv.policy import F16, TIERED
+from ruvmlx.kv_tuning.tier_measurement import KVLoop, TierHistory
+from ruvmlx.models.load import load_model
+from ruvmlx.store import KVChoiceRow, Store
+from tests.models.make_models import make_safetensors_model
+
+
+@pytest.fixture(scope="module")
+def biased(tmp_path_factory):
+    """A tiny Qwen2: its q, k and v have biases."""
+    folder = tmp_path_factory.mktemp("biased") / "tiny"
+    return load_model(str(make_safetensors_model(folder, family="qwen2", head_dim=16, n_heads=4)))
+
+
+def test_the_default_is_f16(biased, tiny):
+    backend = NativeBackend(biased, threads=1)
+    assert cache_policy(None, backend, biased.shape) == cache_policy("auto", backend, biased.shape) == F16
+    assert cache_policy("tiered", backend, biased.shape) == TIERED
+    assert cache_policy(None, backend, tiny.shape) == TIERED
+
+
+def test_nothing_is_measured(biased, home):
+    """A choice that an earlier version stored has no effect."""
+    store = Store(home / "ruvmlx.db")
+    history = TierHistory(store, biased, "native")
+    store.kv.put_choice(*history.mine, KVChoiceRow(TIERED.lengths, {"reason": "the fastest"}, 0.0))
+    loop = KVLoop(history, biased, NativeBackend(biased, threads=1))
+    assert history.policy == history.status().policy == F16 and not loop.is_due()
+    assert "adds a bias to its keys" in history.status().reason == loop.review()["reason"]
+    assert TierHistory(store, biased, "native", TIERED).policy == TIERED
