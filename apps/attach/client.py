@@ -47,7 +47,7 @@ class Link:
         self.url = url
         self._refusal = bytearray()  # the body of the server's answer if the server refuses the connection
         self._status = 0
-        parts = _split(url)
+        parts = address_parts(url)
         self._ws = WSConnection(ConnectionType.CLIENT)
         self._socket = self._connect(parts)
         self._ws_begin(parts.netloc.rpartition("@")[2], key)
@@ -147,9 +147,9 @@ class Link:
         self._socket.close()
 
 
-def _split(url: str) -> Any:
+def address_parts(url: str) -> Any:
     """Return the parts of a server's address. The path of the address can be /v1, because other clients need
-    it."""
+    it. Raise UsageError for a text that is no such address."""
     try:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname and parts.path in ("", "/", "/v1", "/v1/"):
@@ -261,7 +261,7 @@ def is_here(url: str) -> bool:
     """Return True if the URL's host is localhost or a loopback address, which means a server on this machine.
     The client sends the stored API key of this machine only to such a server. The name 127.example.com is a
     host elsewhere."""
-    name = _split(url).hostname
+    name = address_parts(url).hostname
     try:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:

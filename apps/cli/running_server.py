@@ -55,7 +55,11 @@ def answer_of(
 ) -> Any:
     """Send a request to the server and return the JSON of the answer. method: the HTTP method; None: POST if
     there is a body, else GET. advice: what the error tells the user if no server answers. Raise RuvmlxError
-    if the server refuses or does not answer, and UsageError for a key that no server can have."""
+    if the server refuses or does not answer, and UsageError for a key or an address that no server can
+    have."""
+    from ..attach.client import address_parts
+
+    address_parts(server)
     if key and not (key.isascii() and key.isprintable()):  # a header of HTTP cannot hold the key
         raise UsageError("the API key has a character that is not printable ASCII; give the server's key.")
     url, sent = f"{root_of(server)}{path}", {"content-type": "application/json", **(headers or {})}

@@ -159,6 +159,10 @@ def test_the_command_asks_the_server(house, home, shared_url):
             ("claude", "--server", "http://127.0.0.1:9"),
             "no server answers at http://127.0.0.1:9. Check the address, or start a server with",
         ),
+        (
+            ("claude", "--server", url.removeprefix("http://")),
+            "is no server's address; give one like http://",
+        ),
     ):
         failed = invoke(*words)
         assert failed.exit_code and message in str(failed.exception), failed.output
