@@ -36,15 +36,8 @@ def show_kv(facts: dict[str, Any]) -> None:
     say("The KV cache is what the model has read of a chat. Fewer bits for a number save memory.")
     say(f"In use: {_tiers_in_words(facts['policy'])}.")
     say(f"Why: {facts['reason']}.")
-    replies = count(facts["long_replies"], "long reply", "long replies")
-    say(
-        f"A long reply is one in a chat of {facts['long_is']:,} tokens or more. Only such a chat has enough "
-        "tokens of each age to compare the bits. "
-        f"There {'is' if facts['long_replies'] == 1 else 'are'} {replies} so far."
-    )
-    if facts["long_replies"]:
-        say("`ruvmlx learn kv --measure` measures now.")
-    say("After `ruvmlx config set kv_measure on`, the chat makes these measurements in your pauses.")
+    if facts["asked"] or facts["policy"]["hot"] is not None:
+        _say_what_can_be_measured(facts)
     for c in facts["candidates"]:
         say(
             f"Measured: {_tiers_in_words(c)}. It changes what the model says by {c['kl']:.5f}, at most by "
@@ -56,6 +49,18 @@ def show_kv(facts: dict[str, Any]) -> None:
         pace = f"; a token took {o['us_per_token'] / 1e3:.1f} ms" if o["us_per_token"] else ""
         replies = count(o["replies"], "reply", "replies")
         say(f"{replies} used {_tiers_in_words(o)}. The longest chat had {o['longest']:,} tokens{pace}.")
+
+
+def _say_what_can_be_measured(facts: dict[str, Any]) -> None:
+    replies = count(facts["long_replies"], "long reply", "long replies")
+    say(
+        f"A long reply is one in a chat of {facts['long_is']:,} tokens or more. Only such a chat has enough "
+        "tokens of each age to compare the bits. "
+        f"There {'is' if facts['long_replies'] == 1 else 'are'} {replies} so far."
+    )
+    if facts["long_replies"]:
+        say("`ruvmlx learn kv --measure` measures now.")
+    say("After `ruvmlx config set kv_measure on`, the chat makes these measurements in your pauses.")
 
 
 def _tiers_in_words(lengths: dict[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """A model that adds a bias to its keys has f16 caches, unless the user asks for tiers."""
 
 import pytest
+from ruvmlx.apps.cli.kv_words import kv_facts, show_kv
 
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.select import cache_policy
@@ -25,7 +26,7 @@ def test_the_default_is_f16(biased, tiny):
     assert cache_policy(None, backend, tiny.shape) == TIERED
 
 
-def test_nothing_is_measured(biased, home):
+def test_nothing_is_measured(biased, home, capsys):
     """A choice that an earlier version stored has no effect."""
     store = Store(home / "ruvmlx.db")
     history = TierHistory(store, biased, "native")
@@ -34,3 +35,5 @@ def test_nothing_is_measured(biased, home):
     assert history.policy == history.status().policy == F16 and not loop.is_due()
     assert "adds a bias to its keys" in history.status().reason == loop.review()["reason"]
     assert TierHistory(store, biased, "native", TIERED).policy == TIERED
+    show_kv(kv_facts(history.status()))
+    assert "16 bits for all tokens" in (said := capsys.readouterr().out) and "measure" not in said
