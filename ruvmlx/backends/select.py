@@ -146,7 +146,8 @@ def why_f16(backend: str, shape: ModelShape) -> str:
     """
     if backend == "reference":
         return NO_TIERS
-    has_bias = "k_proj" in getattr(shape, "biases", ())
+    # The shape of an encoder, which has no cache, says only whether there are biases.
+    has_bias = backend != "encoder" and "k_proj" in getattr(shape, "biases", ())
     return "this model adds a bias to its keys, so fewer bits would spoil its replies" if has_bias else ""
 
 
