@@ -176,3 +176,17 @@ async def test_a_theme_that_does_not_exist_is_told():
     async with chatting(ScriptedRuntime(), theme="nosuch") as (app, pilot):
         await until(pilot, lambda: "There is no theme 'nosuch'" in screen_text(app))
         assert app.theme == "ruvmlx-dark"
+
+
+@pytest.mark.parametrize("width", [1, 4])
+async def test_a_terminal_of_few_columns_does_not_end_the_chat(width):
+    """A terminal can have so few columns for a moment, while a user drags the edge of its window."""
+    async with chatting(ScriptedRuntime(["One.", "Two."])) as (app, pilot):
+        await pilot.resize_terminal(width, 10)
+        await ask(app, pilot)
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: isinstance(app.screen, ChatsScreen))
+        await pilot.pause()
+        await pilot.press("escape")
+        await ask(app, pilot)
+        assert len(app.chat.transcript.replies) == 2
