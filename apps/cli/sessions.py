@@ -4,6 +4,7 @@ import json
 import shlex
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import click
 
 from ruvmlx import settings
-from ruvmlx.errors import NotFound, RuvmlxError, UsageError
+from ruvmlx.errors import NotFound, RuvmlxError, StoreError, UsageError
 from ruvmlx.text import count, excerpt, one_line, size
 
 from .completion_values import complete_chats, complete_deleted_chats, complete_replies
@@ -41,7 +42,10 @@ chat_id = click.argument("session_id", metavar="ID|last", shell_complete=complet
 def _store(reading: bool = False):
     from ruvmlx.store import Store
 
-    return Store(settings.store_file(), reading)
+    store = Store(settings.store_file(), reading)
+    with suppress(StoreError):  # on a full disk, the verb shows all but the unfinished replies
+        store.drafts.recover()
+    return store
 
 
 @click.group(cls=VerbGroup)

@@ -10,9 +10,10 @@ import sys
 
 import pytest
 
+from ruvmlx import settings
 from ruvmlx.store import Store
 
-from ..store.test_branches import exchange, long_chat
+from ..store.test_branches import a_reply, exchange, long_chat
 
 
 def test_sessions_of_plain_chat(starter_file, process):
@@ -194,12 +195,23 @@ def deleted_chats(run):
     return next(check for check in checks if check["name"] == "deleted chats")
 
 
+@pytest.mark.parametrize("verb", ["show", "export"])
+def test_the_words_of_a_killed_chat_are_shown(run, chats, verb):
+    """They were missing until a chat was opened."""
+    store = Store(settings.store_file())
+    store.drafts.put(chats[0], a_reply("d1", text="A zebra has"))
+    store.db.execute("UPDATE drafts SET process = '999999999:x'")
+    assert "A zebra has" in run("sessions", verb, chats[0])[1]
+
+
 @pytest.mark.parametrize("log", ["empty", "full"])
 def test_reading_on_a_full_disk(home, tmp_path, log):
     """Chats can be listed, shown, searched and exported when nothing can be written."""
     store = Store(home / "ruvmlx.db")
     chat = store.chats.new("tiny", title="rivers")
     store.messages.add_user(chat, "where is the Danube?")
+    store.drafts.put(chat, a_reply("d1", text="In the east of"))
+    store.db.execute("UPDATE drafts SET process = '999999999:x'")
     if log == "full":  # as after a kill: a copy of the files while they are open
         shutil.copytree(home, tmp_path / "killed")
         assert (tmp_path / "killed" / "ruvmlx.db-wal").stat().st_size
