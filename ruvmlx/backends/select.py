@@ -146,8 +146,7 @@ def why_f16(backend: str, shape: ModelShape) -> str:
     """
     if backend == "reference":
         return NO_TIERS
-    # The shape of an encoder, which has no cache, says only whether there are biases.
-    has_bias = backend != "encoder" and "k_proj" in getattr(shape, "biases", ())
+    has_bias = isinstance(shape, ModelConfig) and "k_proj" in shape.biases
     return "this model adds a bias to its keys, so fewer bits would spoil its replies" if has_bias else ""
 
 

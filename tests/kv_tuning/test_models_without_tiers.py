@@ -9,6 +9,7 @@ from ruvmlx.kv.policy import F16, TIERED
 from ruvmlx.kv_tuning.tier_measurement import KVLoop, TierHistory
 from ruvmlx.models.load import load_model
 from ruvmlx.store import KVChoiceRow, Store
+from tests.models.encoder_models import EncoderShape, make_encoder
 from tests.models.make_models import make_safetensors_model
 
 
@@ -37,3 +38,9 @@ def test_nothing_is_measured(biased, home, capsys):
     assert TierHistory(store, biased, "native", TIERED).policy == TIERED
     show_kv(kv_facts(history.status()))
     assert "16 bits for all tokens" in (said := capsys.readouterr().out) and "measure" not in said
+
+
+def test_an_encoder_has_a_status(home):
+    """`ruvmlx learn kv` names the backend of the settings, not the encoder's."""
+    encoder = load_model(str(make_encoder(home / "encoder", EncoderShape(context=60), "cls")))
+    assert TierHistory(Store(home / "ruvmlx.db"), encoder, "native").status().policy == TIERED
