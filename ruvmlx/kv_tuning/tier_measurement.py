@@ -173,7 +173,8 @@ class TierHistory:
         """asked: the policy that the user chose, which overrides the measurements; None if the user chose
         none."""
         self.store, self.asked = store, asked
-        self.mine, self.why_f16 = (model.fingerprint, backend), why_f16(backend, model.shape)
+        self.mine = (model.fingerprint, backend)
+        self.why_f16 = why_f16(backend, model.shape) if asked is None else ""
         self.candidates = tier_choice.CANDIDATES
 
     @property

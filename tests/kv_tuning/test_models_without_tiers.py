@@ -40,6 +40,14 @@ def test_nothing_is_measured(biased, home, capsys):
     assert "16 bits for all tokens" in (said := capsys.readouterr().out) and "measure" not in said
 
 
+def test_tiers_that_the_user_asked_for_are_measured(biased, home, monkeypatch):
+    history = TierHistory(Store(home / "ruvmlx.db"), biased, "native", TIERED)
+    loop = KVLoop(history, biased, NativeBackend(biased, threads=1))
+    assert "bias" not in loop.review()["reason"]
+    monkeypatch.setattr(history, "unmeasured_candidates", lambda: iter([("a long reply", [TIERED])]))
+    assert loop.is_due()
+
+
 def test_an_encoder_has_a_status(home):
     """`ruvmlx learn kv` names the backend of the settings, not the encoder's."""
     encoder = load_model(str(make_encoder(home / "encoder", EncoderShape(context=60), "cls")))
