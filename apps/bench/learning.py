@@ -16,6 +16,7 @@ from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.kernels import micro
 from ruvmlx.models.config.model import Message
 from ruvmlx.models.load import load_model
+from ruvmlx.pausing import stop_when
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
 from ruvmlx.sona import embedding, instant, signal, taste_features
@@ -113,7 +114,7 @@ def _reply(runtime: Any, i: int) -> None:
     )
     for _ in runtime.writer.generate(request):
         pass
-    runtime.learning.settle()
+    runtime.learner.settle(stop_when(None))
 
 
 def _trace(runtime: Any) -> list[Row]:

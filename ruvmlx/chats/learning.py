@@ -218,7 +218,7 @@ class Learning:
         if self.learner is None:
             return
         with contextlib.suppress(Stopped, SideFailed):
-            self.learner.settle(stop_when(cancel), watch)
+            self.learner.settle(stop_when(cancel) if cancel is not None else None, watch)
             if cancel is not None:
                 self._write_unshown(self.learner, stop_when(unseen or cancel))
         if self._routing is not None:

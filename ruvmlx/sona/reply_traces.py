@@ -59,9 +59,11 @@ class ReplyTraces:
 
     def settle_by_model(self, pause: Pause | None = None) -> None:
         """Let the model compute what ratings of the newest replies need: the logits that give a reply's
-        log-probability after a rating, and the layer gradients. `pause` can raise an exception to stop."""
-        for trace in reversed(self.held.values()):
-            self._settle_logits(trace, pause or (lambda: None))
+        log-probability after a rating, and the layer gradients. `pause` can raise an exception to stop.
+        Without `pause`, the logits are not computed: a user waits, and no other process can use them."""
+        if pause is not None:
+            for trace in reversed(self.held.values()):
+                self._settle_logits(trace, pause)
         self._settle_layers(pause)
 
     def _settle_logits(self, trace: Trace, pause: Pause) -> None:

@@ -1,5 +1,7 @@
 """The log-probability of a reply from stored logits equals the one from the whole output head."""
 
+from threading import Event
+
 import numpy as np
 import pytest
 
@@ -93,7 +95,7 @@ def test_a_prepared_rating_needs_no_output_head(open_tiny, monkeypatch, rated_be
                 runtime.rate(reply_id(runtime), "down")
             id_ = reply_id(runtime)
             runtime.learner.active.measure()
-            runtime.learning.settle()
+            runtime.learner.settle(lambda: None)
             if most:
                 patch.setattr(type(runtime.backend), "head", None)
             results.append(runtime.rate(id_, "up"))
@@ -101,3 +103,14 @@ def test_a_prepared_rating_needs_no_output_head(open_tiny, monkeypatch, rated_be
     assert prepared.logprob_before == pytest.approx(without.logprob_before, abs=1e-5)
     assert prepared.logprob_after == pytest.approx(without.logprob_after, abs=1e-5)
     assert prepared.logprob_after != prepared.logprob_before
+
+
+def test_no_logits_are_computed_while_a_user_waits(open_tiny):
+    """A command or a switch of adapters that settles without `cancel` runs no output head."""
+    with open_tiny() as runtime:
+        id_ = reply_id(runtime)
+        runtime.learner.active.measure()
+        runtime.learning.settle()
+        assert runtime.learner.traces.held[id_].logits is None
+        runtime.learning.settle(Event())
+        assert runtime.learner.traces.held[id_].logits is not None
