@@ -155,7 +155,7 @@ def write(runtime: Runtime, seed: int) -> str:
     )
     for _ in runtime.writer.generate(request):
         pass
-    runtime.learning.settle()
+    runtime.learning.require_learner().settle(lambda: None)  # as a chat does in a pause
     return request.request_id
 
 
