@@ -61,7 +61,7 @@ def test_the_whole_head_is_used_where_the_stored_logits_do_not_suffice(what):
     trace, head = random_trace(rng, 9)
     adapter = random_adapter(rng, np.arange(VOCABULARY))
     whole = mean_logprobs(trace, [adapter], lambda h: h @ head, BASE)
-    tokens = np.arange(9) if what.startswith("an") else np.arange(VOCABULARY)
+    tokens = np.arange(9) if what.startswith("an ") else np.arange(VOCABULARY)
     trace.logits = ReplyLogits.of(
         trace.hidden_states, np.array(trace.tokens), coordinates_of(tokens), lambda h: 2 * h @ head,
         BASE + what.startswith("another"), lambda: None,
