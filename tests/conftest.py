@@ -112,8 +112,9 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _same_draws(request, monkeypatch):
-    """A reply without a seed is the same in each run of a test. Otherwise a test fails now and then, because
-    the model draws the end of the reply first. TEST_DRAWS (an environment variable) gives other draws."""
+    """This fixture gives a seed to each reply that has none, so that each run of a test has the same replies.
+    Without it, the model sometimes drew the end token as the first token, and a test then failed. A number in
+    the environment variable TEST_DRAWS gives other seeds."""
     new_generator, count = np.random.default_rng, itertools.count()
     name = zlib.crc32(request.node.nodeid.encode()) + int(os.environ.get("TEST_DRAWS", 0))
 

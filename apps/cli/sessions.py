@@ -43,7 +43,7 @@ def _store(reading: bool = False):
     from ruvmlx.store import Store
 
     store = Store(settings.store_file(), reading)
-    with suppress(StoreError):  # on a full disk, the verb shows all but the unfinished replies
+    with suppress(StoreError):  # on a full disk, the command shows only the complete replies
         store.drafts.recover()
     return store
 

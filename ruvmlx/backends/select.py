@@ -139,10 +139,11 @@ NO_TIERS = "this backend has only f16 caches"
 
 
 def why_f16(backend: str, shape: ModelShape) -> str:
-    """Return the reason why only f16 caches are used if the settings name no policy, or "" if there is none.
+    """Return the reason why the default KV cache of a model has only f16 numbers. Return "" if the default
+    cache has tiers with fewer bits.
 
-    A bias makes single channels of all keys large. Qwen2.5 0.5B has biases up to 211. A code of 4 bits for
-    such a key says little about the other channels: the KL to f16 was 2.6 nats per token.
+    A bias makes the same few channels of all keys large. With Qwen2.5 0.5B, the largest bias is 211. A group
+    of 4-bit numbers then keeps the large channel and loses the others. The KL to f16 was 2.6 nats per token.
     """
     if backend == "reference":
         return NO_TIERS

@@ -59,8 +59,11 @@ class ReplyTraces:
 
     def settle_by_model(self, pause: Pause | None = None) -> None:
         """Let the model compute what ratings of the newest replies need: the logits that give a reply's
-        log-probability after a rating, and the layer gradients. `pause` can raise an exception to stop.
-        Without `pause`, the logits are not computed: a user waits, and no other process can use them."""
+        log-probability after a rating, and the layer gradients.
+
+        pause: a function that can raise an exception to stop the work; None: do not compute the logits. The
+            caller gives None if a user waits for the end of the work. The logits only save time later.
+        """
         if pause is not None:
             for trace in reversed(self.held.values()):
                 self._settle_logits(trace, pause)
@@ -70,7 +73,8 @@ class ReplyTraces:
         active, base, reply = self._active, self._active.state.base, np.array(trace.tokens)
         if trace.logits or len(reply) > MAX_TOKENS or active.history.base_of(trace.version) != base:
             return
-        # A reply of another adapter can be in progress, so this method installs no base LoRA.
+        # The backend can have the LoRA of another adapter, whose reply is not complete. This method must not
+        # replace that LoRA.
         if active.backend.lora is not active.combined_lora:
             return
         trace.logits = ReplyLogits.of(
