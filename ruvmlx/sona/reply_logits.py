@@ -1,10 +1,10 @@
 """This module computes the log-probability of a reply under a new MicroLoRA from a few stored logits.
 
 A rating can change only the logits of some tokens of the vocabulary, the movable tokens (coordinates.py). So
-for each token of the reply, three numbers or rows of numbers are enough: the logits of the movable tokens, the
-logsumexp of all other logits, and the logit of the token itself, all without the MicroLoRA. The program
-computes these numbers in idle time with one pass of the output head. The rating then needs no pass of the
-output head. If there was no idle time, the rating runs the output head.
+three things are enough for each token of the reply: the logits of the movable tokens, the logsumexp of all
+other logits, and the logit of the token itself. They are logits without the MicroLoRA. The program computes
+these numbers in idle time with one pass of the output head. The rating then needs no pass of the output head.
+If there was no idle time, the rating runs the output head.
 """
 
 from collections.abc import Callable
