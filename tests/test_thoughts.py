@@ -137,7 +137,8 @@ def test_the_next_turn_keeps_the_thought_out_of_the_words_that_people_see(open_t
 
 @pytest.fixture
 def prompt_ends(monkeypatch):
-    """The fixture returns the ends of the prompts of the replies that no user sees."""
+    """The fixture returns a list. The list gets the last 12 tokens of each prompt to which the model writes a
+    reply for its own measurements."""
     found, of = [], BegunReply.of.__func__
 
     def read(cls, backend, prompt, adapter=None):

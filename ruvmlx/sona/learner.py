@@ -142,7 +142,7 @@ class Learner:
         the rating has less to compute. Store the traces and the embedded questions, also for other processes.
         The work takes seconds after many replies, or if ratings change more matrices than the output head.
 
-        pause: a function that can raise an exception to stop the work; None: a user waits for its end
+        pause: a function that can raise an exception to stop the work; None: the user waits for this method
         watch: an object that gets the progress of a measurement of the model; None to measure no KL probe,
             and to skip the steps that need an unknown KL probe
         """

@@ -22,7 +22,8 @@ _BLOCK = 16  # the number of tokens whose logits the output head computes at a t
 
 @dataclass(frozen=True)
 class ReplyLogits:
-    """The stored logits of a reply of T tokens, without a MicroLoRA.
+    """The logits of one reply that the program stores. The reply has T tokens. The logits are those of the
+    model without a MicroLoRA.
 
     base: the id of the base LoRA under which the model computed the logits
     coordinates: the coordinates with the movable tokens
@@ -67,8 +68,11 @@ class ReplyLogits:
         return self.logits.nbytes + self.own.nbytes + self.places.nbytes
 
     def mean_logprob(self, adapter: MicroLoRA, hidden: np.ndarray) -> float:
-        """Return the mean log-probability per token (nats) of the reply under a MicroLoRA that changes only
-        movable tokens. hidden [T, D]: as in `of`"""
+        """Return the mean log-probability (nats per token) that the model with a MicroLoRA gives the reply.
+
+        adapter: the MicroLoRA; it must not change the logits of tokens that are not movable
+        hidden: [T, D], the hidden states of the reply's tokens
+        """
         block = self.coordinates.columns(adapter.lora_b)
         added = np.float32(adapter.scale) * (hidden @ adapter.lora_a) @ block
         own = self.own + added[np.arange(len(added)), self.places]
@@ -76,7 +80,8 @@ class ReplyLogits:
 
 
 def _logsumexp(logits: np.ndarray) -> np.ndarray:
-    """Return the logarithm of the sum of exp(logits) of each row: [T, V] -> [T]. A row can have only -inf."""
+    """Return the logarithm of the sum of exp(logits) for each row: [T, V] -> [T]. The result of a row that
+    has no finite number is -inf."""
     high = np.maximum(logits.max(axis=1, keepdims=True), np.finfo(np.float32).min)
     with np.errstate(divide="ignore"):
         return high[:, 0] + np.log(np.exp(logits - high).sum(axis=1))

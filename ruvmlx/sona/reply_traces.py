@@ -58,11 +58,11 @@ class ReplyTraces:
             self._settle(reply_id)
 
     def settle_by_model(self, pause: Pause | None = None) -> None:
-        """Let the model compute what ratings of the newest replies need: the logits that give a reply's
-        log-probability after a rating, and the layer gradients.
+        """Compute the `ReplyLogits` and the layer gradients of the newest replies. The model reads no text
+        for the logits, but runs its output head. A later rating of these replies is then faster.
 
-        pause: a function that can raise an exception to stop the work; None: do not compute the logits. The
-            caller gives None if a user waits for the end of the work. The logits only save time later.
+        pause: a function that can raise an exception to stop the work; None: compute no logits, because the
+            user waits until this method returns
         """
         if pause is not None:
             for trace in reversed(self.held.values()):

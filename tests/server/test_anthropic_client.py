@@ -265,7 +265,8 @@ def test_models(claude, shared):
 
 
 def test_pages_of_models(claude):
-    """The client reads all pages. A page with `before_id` has the models just before that model."""
+    """Anthropic's client reads the list of models page by page. The parameter `before_id` asks for the page
+    that ends before the model with this id."""
     names = [model.id for model in claude.models.list()]
     first = claude.models.list(limit=1)
     assert len(names) > 1 and first.has_more and [model.id for model in first.data] == names[:1]

@@ -86,7 +86,8 @@ def reply_id(runtime) -> str:
 
 @pytest.mark.parametrize("rated_before", [False, True])
 def test_a_prepared_rating_needs_no_output_head(open_tiny, monkeypatch, rated_before):
-    """The result is that of a rating whose reply was not prepared."""
+    """One reply is prepared in idle time, and the other reply is not. Both ratings return the same
+    log-probabilities."""
     results = []
     for most in (0, reply_traces.MAX_TOKENS):
         with open_tiny(adapter=f"own{most}") as runtime, monkeypatch.context() as patch:
