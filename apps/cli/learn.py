@@ -379,9 +379,9 @@ def _tier_history(flags: dict[str, Any]):
     from ruvmlx.store import Store
 
     settings = resolve(flags)
-    asked = asked_policy(settings.kv, settings.kv_tiers)
     store = Store(config.store_file(), reading=True)
     model, backend = identify(store, load_model(settings.model), False), describe(settings.backend).name
+    asked = asked_policy(settings.kv, model.shape, settings.kv_tiers)
     return TierHistory(store, model, backend, asked)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from ..errors import GPUFailed, UsageError
 from ..kernels.library import LibraryError
-from ..kv.policy import EVERYTHING, F16, TIERED, TierPolicy
+from ..kv.policy import EIGHT_BITS, EVERYTHING, F16, TIERED, TierPolicy
 from ..models.config.model import Model, ModelConfig, ModelShape, missing_features
 from ..platform import cpu
 from ..progress import QUIET, Watch
@@ -107,10 +107,10 @@ def _describe_mlx(asked: str = "") -> Choice:
     return Choice("mlx", device, kernels, asked + why)
 
 
-def asked_policy(kv: str | None, tiers: str | None = None) -> TierPolicy | None:
+def asked_policy(kv: str | None, shape: ModelShape, tiers: str | None = None) -> TierPolicy | None:
     """Return the KV cache policy that the settings name; None if the choice is left to the program.
 
-    kv: "tiered", "f16", "auto" or None; None means "auto"
+    kv: "tiered" (the model's default tiers), "f16", "auto" or None; None means "auto"
     tiers: the ages (tokens) at which a page leaves the hot and the warm tier, for example "256,1024"; unused
         for "f16"
     """
@@ -118,7 +118,7 @@ def asked_policy(kv: str | None, tiers: str | None = None) -> TierPolicy | None:
         return F16
     if tiers is not None:
         return parse_tiers(tiers)
-    return TIERED if kv == TIERED.name else None
+    return default_policy(shape) if kv == TIERED.name else None
 
 
 def parse_tiers(text: str) -> TierPolicy:
@@ -135,32 +135,27 @@ def parse_tiers(text: str) -> TierPolicy:
         ) from None
 
 
-NO_TIERS = "this backend has only f16 caches"
-
-
-def why_f16(backend: str, shape: ModelShape) -> str:
-    """Return the reason why the default KV cache of a model has only f16 numbers. Return "" if the default
-    cache has tiers with fewer bits.
+def default_policy(shape: ModelShape) -> TierPolicy:
+    """Return the tiers of a model's KV caches if neither the user nor a measurement chose others: TIERED, or
+    EIGHT_BITS if the model adds a bias to its keys.
 
     A bias makes the same few channels of all keys large. With Qwen2.5 0.5B, the largest bias is 211. A group
-    of 4-bit numbers then keeps the large channel and loses the others. The KL to f16 was 2.6 nats per token.
+    of 4-bit numbers then keeps the large channel and loses the others (kv/README.md).
     """
-    if backend == "reference":
-        return NO_TIERS
     has_bias = isinstance(shape, ModelConfig) and "k_proj" in shape.biases
-    return "this model adds a bias to its keys, so fewer bits would spoil its replies" if has_bias else ""
+    return EIGHT_BITS if has_bias else TIERED
 
 
 def cache_policy(
     kv: str | None, backend: Backend, shape: ModelShape, tiers: str | None = None
 ) -> TierPolicy | None:
     """Return the KV cache policy that the settings name (see `asked_policy`). If the settings name no policy,
-    return TIERED, F16 for a model whose keys have a bias, or None for the reference backend. Return None if a
-    backend has no KV pages."""
+    return the result of `default_policy`, or None for the reference backend. Return None if a backend has no
+    KV pages."""
     if backend.name in ("mlx", "hybrid", "encoder") and getattr(backend, "pool", None) is None:
         return None  # this backend has only caches without pages; mostly its `caveat` gives the reason
-    default = F16 if why_f16(backend.name, shape) else TIERED
-    return asked_policy(kv, tiers) or (None if backend.name == "reference" else default)
+    default = None if backend.name == "reference" else default_policy(shape)
+    return asked_policy(kv, shape, tiers) or default
 
 
 def for_model(choice: Choice, name: str, shape: ModelShape) -> Choice:

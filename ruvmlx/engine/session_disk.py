@@ -15,6 +15,7 @@ from ..kv.disk import CacheFolder
 from ..kv.owners import REQUESTS
 from ..kv.policy import TierPolicy
 from ..models.config.model import Model
+from ..tiers import COLD
 from .session import Session, common_prefix
 
 
@@ -38,11 +39,14 @@ class CacheKeys:
         """Return all data, except the tokens, on which the attention keys and values in a KV cache depend.
         MicroLoRA is left out, because it changes only the output head, which comes after the cache."""
         base = self._backend.lora
+        tiers = {"name": policy.name, **policy.lengths_by_name()} if policy else None
+        if policy and policy.lowest > COLD:  # the key of an earlier version's caches has no lowest tier
+            tiers = {**(tiers or {}), "lowest": policy.lowest}
         return {
             "model": self._model,
             "backend": self._backend.name,
             "kernels": self._backend.kernels,
-            "policy": {"name": policy.name, **policy.lengths_by_name()} if policy else None,
+            "policy": tiers,
             "base": base.of_keys if base else "",
         }
 

@@ -1,9 +1,9 @@
 """This module decides, by the age of a KV page's tokens, which tier (precision) the page has."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..tiers import HOT, LENGTHS, PAGE, TIERS, lengths_by_name
+from ..tiers import COLD, HOT, LENGTHS, PAGE, TIERS, WARM, lengths_by_name
 
 EVERYTHING = 1 << 40  # a number of tokens that is larger than any context
 
@@ -22,10 +22,12 @@ class TierPolicy:
 
     lengths: the ages (tokens) at which a page leaves the hot tier, the warm tier, and so on. Only whole pages
         change their tier, so with a length of 256 tokens the hot tier holds 256 to 319 tokens.
+    lowest: the tier with the fewest bits that a page can have, also under memory pressure
     """
 
     name: str = "tiered"
     lengths: tuple[int, ...] = _LEVELS[0]
+    lowest: int = COLD
 
     def __post_init__(self) -> None:
         ages = self.lengths
@@ -66,13 +68,22 @@ def _next_change(offset: int, age: int) -> int:
     return (max(0, offset + 1 - age) // PAGE + 1) * PAGE + age - 1
 
 
+def limit_to(policy: TierPolicy, lowest: int) -> TierPolicy:
+    """Return the policy without the tiers below the tier `lowest`."""
+    kept = HOT - lowest  # the number of tiers below hot that pages can still have
+    lengths = (*policy.lengths[:kept], *[EVERYTHING] * (HOT - kept))
+    return replace(policy, lengths=lengths, lowest=max(policy.lowest, lowest))
+
+
 TIERED = TierPolicy()
+EIGHT_BITS = limit_to(TIERED, WARM)
 F16 = TierPolicy("f16", (EVERYTHING,) * HOT)
 
 
 def tighten(policy: TierPolicy, level: int) -> TierPolicy:
     """Return the policy with the shorter lengths of a level of memory pressure, from 0 (no pressure) to
-    MAX_LEVEL. The policy F16 never changes, because it means that the user asked for full precision."""
+    MAX_LEVEL. The result has no tier below the policy's lowest tier. A policy with f16 alone never changes,
+    because it means that the user asked for full precision."""
     if level == 0 or policy.lengths[0] == EVERYTHING:
         return policy
-    return TierPolicy(policy.name, tuple(map(min, policy.lengths, _LEVELS[level])))
+    return limit_to(replace(policy, lengths=tuple(map(min, policy.lengths, _LEVELS[level]))), policy.lowest)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from ..kv.policy import EVERYTHING, TIERED, TierPolicy
+from ..kv.policy import EVERYTHING, TIERED, TierPolicy, limit_to
 from ..store import KVMeasured
 from ..text import size
 from ..tiers import PAGE, fill_lengths
@@ -95,14 +95,25 @@ def _error(rows: Sequence[KVMeasured], kl: float, blocks: int) -> float:
     return math.sqrt(max(within, between * len(rows) / max(1, len(rows) - 1)))
 
 
+def candidates(lowest: int) -> tuple[TierPolicy, ...]:
+    """Return the policies that are measured for a model whose pages can have the tier `lowest` and those
+    above."""
+    return tuple(dict.fromkeys(limit_to(policy, lowest) for policy in CANDIDATES))
+
+
 def choose(
-    found: Iterable[CandidateSummary], *, budget: int = 0, pressed: bool = False, limit: float = KL_LIMIT
+    found: Iterable[CandidateSummary],
+    *,
+    budget: int = 0,
+    pressed: bool = False,
+    limit: float = KL_LIMIT,
+    default: TierPolicy = TIERED,
 ) -> KVChoice:
     """Choose one of the measured policies by the rule of the module. If no policy that fits the budget is
     allowed, choose the policy with the smallest `upper` among those that fit; if none fits, choose the policy
     that needs the fewest bytes.
 
-    found: the summaries of the policies; if the list is empty, the default policy is chosen
+    found: the summaries of the policies; if the list is empty, `default` is chosen
     budget: the maximum number of bytes of a cache; 0 for no limit
     pressed: True if memory is short
     limit: the maximum of `upper` (the mean KL plus two standard errors) of an allowed policy, nats per token
@@ -112,7 +123,7 @@ def choose(
     good = [f for f in known if f.upper <= limit]
     best = [f for f in good if f in fitting]
     if not known:
-        return KVChoice(TIERED, "not enough long replies to measure; the default")
+        return KVChoice(default, "not enough long replies to measure; the default")
     if pressed and good:
         return _explained_choice(min(good, key=_size), f"memory is short: the smallest under {limit:g} nats")
     if best:

@@ -16,23 +16,23 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
 import numpy as np
 
 from ..backends.base import Backend, KVCache, original_model
-from ..backends.select import NO_TIERS, why_f16
+from ..backends.select import default_policy
 from ..engine.perplexity import kl_divergence
 from ..engine.types import GenerationResponse
-from ..kv.policy import EVERYTHING, F16, TIERED, TierPolicy
+from ..kv.policy import EVERYTHING, F16, TierPolicy, limit_to
 from ..kv.pool import HIGH, LOW, PagePool
 from ..models.config.model import Model
 from ..pausing import Pause, Stopped, stop_when
 from ..sampling import log_softmax
 from ..store import KVChoiceRow, KVMeasured, KVObservation, Store
-from ..tiers import HOT, PAGE, lengths_by_name
+from ..tiers import COLD, HOT, PAGE, lengths_by_name
 from . import tier_choice
 from .tier_choice import KL_LIMIT, REPLIES, CandidateSummary, KVChoice, choose, summary
 
@@ -43,6 +43,8 @@ PIECE = 16
 TIMED = 16  # the number of tokens, after the compared blocks, that are decoded one by one to measure times
 MAX_MEASURED_TOKENS = 4096  # the maximum number of tokens that the model reads of a prompt and its reply
 REPLIES_AT_ONCE = 2  # the maximum number of replies that one review measures
+NO_TIERS = "this backend has only f16 caches"
+BIASED = "a model that adds a bias to its keys, which 4 bits would spoil"
 RECENT_REPLIES = 100  # the number of newest replies from which `context` and the averages are computed
 
 
@@ -174,17 +176,24 @@ class TierHistory:
         none."""
         self.store, self.asked = store, asked
         self.mine = (model.fingerprint, backend)
-        self.why_f16 = why_f16(backend, model.shape) if asked is None else ""
-        self.candidates = tier_choice.CANDIDATES
+        self.default = default_policy(model.shape)
+        self.candidates = tier_choice.candidates(self.default.lowest)
 
     @property
     def policy(self) -> TierPolicy:
         """Return the policy of new KV caches: the user's policy if the user chose one, else the measured
         choice, else the default."""
-        if self.asked is not None or self.why_f16:
-            return self.asked or F16
+        if self.asked is not None:
+            return self.asked
+        if self._has_f16_only:
+            return F16
         row = self.store.kv.choice(*self.mine)
-        return TierPolicy(TIERED.name, row.lengths) if row else TIERED
+        lengths = row.lengths if row else self.default.lengths
+        return limit_to(replace(self.default, lengths=lengths), self.default.lowest)
+
+    @property
+    def _has_f16_only(self) -> bool:
+        return self.mine[1] == "reference"
 
     def status(self) -> KVStatus:
         row, need = self.store.kv.choice(*self.mine), long_enough(self.candidates)
@@ -198,12 +207,13 @@ class TierHistory:
     def _reason(self, report: dict[str, Any] | None) -> str:
         if self.asked is not None:
             return "you asked for it"
-        if self.why_f16:
-            return self.why_f16
+        if self._has_f16_only:
+            return NO_TIERS
         if report is not None:
             return report["reason"]
         done = len({m.reply_id for m in self.store.kv.measurements(*self.mine)})
-        return f"the default; {done} of the {REPLIES} long replies that a choice needs have been measured"
+        which = "the default" if self.default.lowest == COLD else f"the default for {BIASED}"
+        return f"{which}; {done} of the {REPLIES} long replies that a choice needs have been measured"
 
     def _reply_averages(self) -> list[dict[str, Any]]:
         """Return the median time per token and the maxima of tokens, bytes and memory pressure over the
@@ -300,15 +310,13 @@ class KVLoop:
 
     def is_due(self) -> bool:
         """Return True if there is a long reply on which a candidate was not measured yet."""
-        has_tiers = self._pool is not None and not self.history.why_f16
-        return has_tiers and next(self.history.unmeasured_candidates(), None) is not None
+        return self._pool is not None and next(self.history.unmeasured_candidates(), None) is not None
 
     def review(self, cancel: threading.Event | None = None) -> dict[str, Any]:
         """Measure the missing candidates on at most REPLIES_AT_ONCE replies, then choose the policy of new
         caches. Return a report. The event `cancel` stops the measurement, but not the choice."""
-        if self._pool is None or self.history.why_f16:
-            reason = self.history.why_f16 or NO_TIERS
-            return {"measured": 0, "changed": False, "stopped": "", "reason": reason}
+        if self._pool is None:
+            return {"measured": 0, "changed": False, "stopped": "", "reason": NO_TIERS}
         started, stop = time.perf_counter(), ""
         done: list[str] = []
         try:
@@ -365,7 +373,9 @@ class KVLoop:
         asked = {"asked": history.asked is not None, "pressure": now, "changed": False}
         if before and not found:  # mostly: the list of candidates has new policies, not measured yet
             return before.report | asked
-        choice = choose(found, budget=pool.budget, pressed=pressed, limit=self._limit)
+        choice = choose(
+            found, budget=pool.budget, pressed=pressed, limit=self._limit, default=history.default
+        )
         report = {
             **choice.policy.lengths_by_name(),
             "reason": choice.reason,
@@ -385,4 +395,4 @@ class KVLoop:
             return False
         lengths = choice.policy.lengths
         self.history.store.kv.put_choice(*self.history.mine, KVChoiceRow(lengths, report, time.time()))
-        return lengths != (before.lengths if before else TIERED.lengths)
+        return lengths != (before.lengths if before else self.history.default.lengths)

@@ -18,7 +18,7 @@ class TierReview:
     def __init__(self, store: Store, engine: LLMInferenceEngine, settings: Settings):
         """Raises UsageError if the settings of the KV tiers are invalid."""
         model, backend = engine.model, engine.backend
-        asked = asked_policy(settings.kv, settings.kv_tiers)
+        asked = asked_policy(settings.kv, model.shape, settings.kv_tiers)
         self._history = TierHistory(store, model, backend.name, asked)
         self._loop = KVLoop(self._history, model, backend, settings.kv_limit)
         self._sessions, self._is_asked_for = engine.sessions, settings.kv_measure

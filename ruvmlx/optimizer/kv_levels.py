@@ -2,9 +2,10 @@
 (kv/pool.py), and when this ends."""
 
 import contextlib
+from collections.abc import Callable
 
 from ..errors import StoreBusy
-from ..kv.policy import TIERED, tighten
+from ..kv.policy import EVERYTHING, F16, TierPolicy, tighten
 from ..kv.pool import LevelChange, PagePool
 from ..store import OptimizerAction
 from .action_log import ActionLog
@@ -13,11 +14,12 @@ KV_LEVEL = "kv_level"  # the knob of the log's rows about the pool's level of ti
 
 
 class LevelRecorder:
-    """The recorder writes a row for each change of a pool's level. The rows are written after a reply, so
-    that no token waits for the disk."""
+    """The recorder writes a row for each change of a pool's level that changes the bits of new caches. The
+    rows are written after a reply, so that no token waits for the disk."""
 
-    def __init__(self, log: ActionLog, pool: PagePool | None):
-        self._log, self._pool = log, pool
+    def __init__(self, log: ActionLog, pool: PagePool | None, policy: Callable[[], TierPolicy | None]):
+        """policy: a function that returns the tier policy of new caches"""
+        self._log, self._pool, self._policy = log, pool, policy
         self._first_row: int | None = None  # the log's row about the first rise of the level; None: level 0
 
     def record(self) -> None:
@@ -27,11 +29,14 @@ class LevelRecorder:
             self._pool.level_changes.popleft()
 
     def _record_one(self, change: LevelChange) -> None:
-        is_over = change.after == 0
+        before, after = self._lengths(change.before), self._lengths(change.after)
+        if before == after:
+            return
+        is_over = after == self._lengths(0)
         outcome = "undone" if is_over else "forced" if change.after > change.before else "eased"
         row = self._log.note(
             OptimizerAction(
-                KV_LEVEL, change.why, _lengths(change.before), _lengths(change.after), outcome,
+                KV_LEVEL, change.why, before, after, outcome,
                 undoes=self._first_row if is_over else None,
                 facts={"pressure": round(change.pressure, 4), "kv_bytes": change.nbytes},
             )
@@ -47,7 +52,7 @@ class LevelRecorder:
                 pressure = self._pool.pressure()
                 self._record_one(LevelChange(self._pool.level, 0, pressure, 0, "the runtime was closed"))
 
-
-def _lengths(level: int) -> str:
-    """Return the lengths of a level of tightening, as the setting `kv_tiers` writes them: "256,1024"."""
-    return ",".join(map(str, tighten(TIERED, level).lengths))
+    def _lengths(self, level: int) -> str:
+        """Return the lengths of a level of tightening, as the setting `kv_tiers` writes them: "256,1024"."""
+        lengths = tighten(self._policy() or F16, level).lengths
+        return ",".join("all" if age >= EVERYTHING else str(age) for age in lengths)

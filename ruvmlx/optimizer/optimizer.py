@@ -63,7 +63,7 @@ class RealtimeOptimizer:
         mine = engine.model.fingerprint, engine.backend.name
         self._pool: PagePool | None = getattr(engine.backend, "pool", None)
         self.monitor, self.log = PerformanceMonitor(store.kv.speeds(*mine, WINDOW)), ActionLog(store, *mine)
-        self._levels = LevelRecorder(self.log, self._pool)
+        self._levels = LevelRecorder(self.log, self._pool, lambda: engine.sessions.policy)
         self.knobs: list[Knob] = [
             SpeculateKnob(engine, settings), ThreadsKnob(engine, settings), BatchKnob(scheduler)
         ]  # fmt: skip

@@ -1,8 +1,8 @@
 """What precision of old keys and values costs, by simulation: numbers are quantised and read back at once.
 
-    python -m tests.kv.tradeoff [--texts N] [--quick] [--sweep] [--kept FOLDER]
+    python -m tests.kv.tradeoff [--model MODEL] [--texts N] [--quick] [--sweep] [--peers] [--kept FOLDER]
 
-Texts of 4,096 tokens run through the starter model in steps of 64 tokens, in float32 on MLX's CPU backend,
+Texts of 4,096 tokens run through a model in steps of 64 tokens, in float32 on MLX's CPU backend,
 with keys (after RoPE) and values rounded to float16; before each step whole pages are replaced as the policy
 says. The logits are compared to those of the all-f16 cache. Runs are kept in FOLDER and not repeated.
 """
@@ -11,10 +11,12 @@ import argparse
 import json
 import math
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -63,12 +65,73 @@ class Grid:
 
 
 @dataclass(frozen=True)
+class Symmetric:
+    """`bits` per number, a float16 scale per `group` neighbours of a token, no minimum: the codes of
+    llama.cpp's q8_0 and q4_0 cache with groups of 32, and the warm tier's with all numbers in one group."""
+
+    bits: int
+    group: int = 0
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return symmetric(x.reshape(-1, self.group or x.shape[-1]), self.bits).reshape(x.shape)
+
+    def bits_per_number(self, head_dim: int) -> float:
+        return self.bits + 16 / (self.group or head_dim)
+
+
+@dataclass(frozen=True)
+class Float8:
+    """fp8 (e4m3, no infinities, at most 448), with a float16 scale per token if `scaled`."""
+
+    scaled: bool = False
+
+    def __call__(self, x: mx.array) -> mx.array:
+        s = half(mx.abs(x).max(-1, keepdims=True) / 448) if self.scaled else mx.ones_like(x[..., :1])
+        s = mx.where(s == 0, 1, s)
+        return s * mx.from_fp8(mx.to_fp8(x / s), dtype=mx.float32)
+
+    def bits_per_number(self, head_dim: int) -> float:
+        return 8 + 16 / head_dim * self.scaled
+
+
+@dataclass(frozen=True)
+class Outliers:
+    """The `channels` channels of each head with the largest numbers in float16; `rest` for all others."""
+
+    rest: Grid
+    channels: int = 4
+
+    def __call__(self, x: mx.array) -> mx.array:
+        large = mx.abs(x).max(-2, keepdims=True)
+        least = mx.sort(large, axis=-1)[..., -self.channels : -self.channels + 1]
+        out = large >= least
+        return mx.where(out, x, self.rest(mx.where(out, 0, x)))
+
+    def bits_per_number(self, head_dim: int) -> float:
+        return self.rest.bits_per_number(head_dim) + 16 * self.channels / head_dim
+
+
+@dataclass(frozen=True)
+class WithoutBias:
+    """The bias of the keys, turned by RoPE, is subtracted before `rest` and added again."""
+
+    rest: Grid
+
+    def bits_per_number(self, head_dim: int) -> float:
+        return self.rest.bits_per_number(head_dim)
+
+
+Format = Grid | Symmetric | Float8 | Outliers | WithoutBias
+
+
+@dataclass(frozen=True)
 class Scheme:
-    """Hot pages reach back `hot` tokens, warm ones `warm`; None: no cold ones, or (hot) all f16."""
+    """Hot pages reach back `hot` tokens, warm ones `warm`; None: no cold ones, or (hot) all f16. If `warm`
+    equals `hot`, cold pages are made from hot ones."""
 
     name: str
-    k: Grid | None = None
-    v: Grid | None = None
+    k: Format | None = None
+    v: Format | None = None
     hot: int | None = 256
     warm: int | None = 2048
 
@@ -109,28 +172,58 @@ MORE = [
 ]
 SWEEP = [replace(CHOSEN, name=f"hot {hot}", hot=hot) for hot in (64, 128, 256, 512)]
 SWEEP += [replace(CHOSEN, name=f"warm to {warm:,}", warm=warm) for warm in (512, 1024, 2048)]
+# What others use, and what would mend a bias of the keys: one format for all tokens behind the newest 256.
+_COLD_K, _ROTATED = Grid(4, T, rotated=True), Grid(4, rotated=True)
+PEERS = [
+    replace(scheme, warm=256)
+    for scheme in (
+        Scheme("the warm tier: 8 bits", Symmetric(8), Symmetric(8)),
+        replace(CHOSEN, name="the cold tier: K 4-bit token, rotated / V 4-bit token"),
+        Scheme("the cold tier, K without its bias", WithoutBias(_COLD_K), Grid(4)),
+        Scheme("the cold tier, 4 channels of K in f16", Outliers(_COLD_K), Grid(4)),
+        Scheme("K 8 bits / V 4-bit token", Symmetric(8), Grid(4)),
+        Scheme("K 4-bit channel / V 4-bit token", Grid(4, C), Grid(4)),
+        Scheme("fp8 (e4m3)", Float8(), Float8()),
+        Scheme("fp8 (e4m3), a scale per token", Float8(True), Float8(True)),
+        Scheme("q8_0 of llama.cpp: 8 bits, groups of 32", Symmetric(8, 32), Symmetric(8, 32)),
+        Scheme("mlx-lm: 4-bit token / the same", Grid(4), Grid(4)),
+        Scheme("K and V 4-bit token, both rotated", _ROTATED, _ROTATED),
+        Scheme("q4_0 of llama.cpp: 4 bits, groups of 32", Symmetric(4, 32), Symmetric(4, 32)),
+    )
+]
 
 
 def half(x: mx.array) -> mx.array:
     return x.astype(mx.float16).astype(mx.float32)
 
 
+def symmetric(x: mx.array, bits: int) -> mx.array:
+    """x [..., n] in codes of `bits` bits with a float16 scale per row, as they are read back."""
+    most = 2 ** (bits - 1) - 1
+    s = half(mx.abs(x).max(-1, keepdims=True) / most)
+    return s * mx.clip(mx.round(x / mx.where(s == 0, 1, s)), -most, most)
+
+
 def eight_bits(x: mx.array) -> mx.array:
-    """Warm: symmetric, a float16 scale per token."""
-    s = half(mx.abs(x).max(-1, keepdims=True) / 127)
-    return s * mx.clip(mx.round(x / mx.where(s == 0, 1, s)), -127, 127)
+    """The warm tier."""
+    return symmetric(x, 8)
 
 
 class FakeCache:
     """One layer: pages [1, n_kv_heads, 64, head_dim] of what the tiers would hold, in float32."""
 
     def __init__(
-        self, k: Sequence[mx.array] = (), v: Sequence[mx.array] = (), tiers: tuple[int, int] = (0, 0)
+        self,
+        bias: Callable[[int], mx.array],
+        k: Sequence[mx.array] = (),
+        v: Sequence[mx.array] = (),
+        tiers: tuple[int, int] = (0, 0),
     ):
-        self.k, self.v, self.tiers = list(k), list(v), tiers
+        """bias: the bias of the keys of page i, turned by RoPE"""
+        self.bias, self.k, self.v, self.tiers = bias, list(k), list(v), tiers
 
     def copy(self) -> "FakeCache":
-        return FakeCache(self.k, self.v, self.tiers)
+        return FakeCache(self.bias, self.k, self.v, self.tiers)
 
     @property
     def offset(self) -> int:
@@ -143,19 +236,27 @@ class FakeCache:
         return mx.concatenate(self.k, axis=2), mx.concatenate(self.v, axis=2)
 
     def demote(self, scheme: Scheme) -> None:
-        """Bring pages to the tier that the scheme has for them; cold is made from warm."""
+        """Bring pages to the tier that the scheme has for them; cold is made from warm if there is a warm
+        tier."""
         tiers = scheme.pages(self.offset)
-        for tier, k, v in ((0, eight_bits, eight_bits), (1, scheme.k, scheme.v)):
-            for i in range(self.tiers[tier], tiers[tier]):
-                self.k[i], self.v[i] = k(self.k[i]), v(self.v[i])
+        if scheme.warm != scheme.hot:
+            for i in range(self.tiers[0], tiers[0]):
+                self.k[i], self.v[i] = eight_bits(self.k[i]), eight_bits(self.v[i])
+        for i in range(self.tiers[1], tiers[1]):
+            if isinstance(scheme.k, WithoutBias):
+                bias = self.bias(i)
+                self.k[i] = scheme.k.rest(self.k[i] - bias) + bias
+            else:
+                self.k[i] = scheme.k(self.k[i])
+            self.v[i] = scheme.v(self.v[i])
         self.tiers = tiers
 
 
 class Bench:
     """Runs schemes over texts. What schemes of one policy share before the first cold page runs once."""
 
-    def __init__(self, kept: Path):
-        self.model = load_model()
+    def __init__(self, kept: Path, model: str | None = None):
+        self.model = load_model(model)
         self.backend = MLXBackend(self.model, "cpu")
         self.kept = kept
         kept.mkdir(parents=True, exist_ok=True)
@@ -172,7 +273,7 @@ class Bench:
         """Caches and hidden states of the first `start` tokens, of this text and hot length."""
         key = (digest(ids), scheme.hot, start)
         if key not in self._prefix:
-            caches = [FakeCache() for _ in range(self.model.config.n_layers)]
+            caches = [FakeCache(partial(self._bias, layer)) for layer in self.backend._graph.model.layers]
             self._prefix = {key: (caches, self._run(ids[:start], caches, replace(scheme, warm=None)))}
         caches, before = self._prefix[key]
         return [c.copy() for c in caches], before
@@ -190,16 +291,25 @@ class Bench:
             parts.append(np.array(out))
         return np.concatenate(parts)
 
+    def _bias(self, layer: Any, page: int) -> mx.array:
+        """The keys [1, n_kv_heads, 64, head_dim] that a layer has for an input of zeros at this page."""
+        with mx.stream(mx.cpu):
+            nothing = mx.zeros((1, PAGE, self.model.config.hidden_size), mx.float32)
+            return layer.self_attn._project(nothing, page * PAGE)[1]
+
     def judge(self, ids: list[int]) -> np.ndarray:
         """The hidden states of the all-f16 run, kept on disk."""
-        path = self.kept / f"{digest(ids)}.npy"
+        path = self.kept / f"{self._name(ids)}.npy"
         if not path.exists():
             np.save(path, self.hidden_states(ids, F16))
         return np.load(path)
 
+    def _name(self, ids: list[int]) -> str:
+        return digest([self.model.fingerprint, ids])
+
     def compare(self, ids: list[int], scheme: Scheme) -> dict[str, dict[str, float]]:
         """{"cold": tokens that saw cold pages, "all"} -> kl, perplexity change, share of equal top tokens."""
-        path = self.kept / f"{digest(ids)}-{digest(asdict(scheme) | {'name': ''})}.json"
+        path = self.kept / f"{self._name(ids)}-{digest(repr(replace(scheme, name='')))}.json"
         if not path.exists():
             rows = self._rows(self.judge(ids), self.hidden_states(ids, scheme), ids)
             path.write_text(json.dumps({"cold": _means(rows[:, FIRST_COLD:]), "all": _means(rows)}))
@@ -258,9 +368,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="the schemes that come closest")
     parser.add_argument("--sweep", action="store_true", help="other lengths of the tiers instead")
     parser.add_argument("--kept", type=Path, default=Path(tempfile.gettempdir()) / "ruvmlx-tradeoff")
+    parser.add_argument("--peers", action="store_true", help="one format behind 256 tokens, also others'")
+    parser.add_argument("--model", help="a name or a file; the starter model by default")
     args = parser.parse_args()
-    bench = Bench(args.kept)
-    schemes = SWEEP if args.sweep else CLOSEST if args.quick else CLOSEST + MORE
+    bench = Bench(args.kept, args.model)
+    schemes = SWEEP if args.sweep else PEERS if args.peers else CLOSEST if args.quick else CLOSEST + MORE
     texts = dict(list(contexts(bench.model.tokenizer, TOKENS).items())[: args.texts])
     results: dict[str, list[dict]] = {s.name: [] for s in schemes}
     for text, ids in texts.items():

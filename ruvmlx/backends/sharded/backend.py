@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, cast
 
 import numpy as np
@@ -129,8 +130,8 @@ class LeaderBackend(MLXRunner):
     def new_cache(self, policy: TierPolicy | None = None) -> SharedCache:
         local = self.shard.local.new_cache(policy if self.pool is not None else None)
         cache = SharedCache(local, self._peers, self._handle)
-        lengths = policy.lengths if policy and isinstance(local, PagedCache) else None
-        cache.tell("cache", policy=policy and policy.name, lengths=lengths)
+        tiers = asdict(policy) if policy and isinstance(local, PagedCache) else None
+        cache.tell("cache", policy=tiers)
         return cache
 
     def forward(self, tokens: mx.array, layers: Sequence[Any]) -> mx.array:

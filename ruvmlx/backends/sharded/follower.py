@@ -141,8 +141,8 @@ class Follower:
 
     def _make_cache(self, facts: dict[str, Any], data: bytes) -> None:
         held, shard = self._open(facts)
-        lengths = facts["lengths"]
-        policy = TierPolicy(facts["policy"], tuple(lengths)) if lengths else None
+        tiers = facts["policy"]
+        policy = TierPolicy(tiers["name"], tuple(tiers["lengths"]), tiers["lowest"]) if tiers else None
         held.caches[facts["id"]] = shard.local.new_cache(policy)
 
     def _compute_step(self, facts: dict[str, Any], data: bytes) -> None:
