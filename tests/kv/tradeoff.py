@@ -295,7 +295,7 @@ class Bench:
         """The keys [1, n_kv_heads, 64, head_dim] that a layer has for an input of zeros at this page."""
         with mx.stream(mx.cpu):
             nothing = mx.zeros((1, PAGE, self.model.config.hidden_size), mx.float32)
-            return layer.self_attn._project(nothing, page * PAGE)[1]
+            return layer.self_attn.plain._project(nothing, page * PAGE)[1]
 
     def judge(self, ids: list[int]) -> np.ndarray:
         """The hidden states of the all-f16 run, kept on disk."""
