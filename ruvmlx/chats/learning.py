@@ -90,7 +90,7 @@ class Learning:
         self.residency = Residency(
             self._load,
             lambda learner: learner.active.nbytes,
-            save=lambda learner: learner.rating_index.flush(),
+            save=_save_learner,
         )
         name = settings.adapter_name
         self.learner: Learner | None = self.residency.get(name) if name else None
@@ -327,13 +327,19 @@ class Learning:
         return report
 
     def close(self) -> None:
-        """Save in the store the training runs that are stopped now, and the signals (user actions) that are
-        not yet written."""
+        """Save in the store the training runs that are stopped now, and what only the memory has of the
+        adapters."""
         self._close_loops()
         for learner in self.residency.loaded_adapters():
-            learner.rating_index.flush()
+            _save_learner(learner)
 
     def _close_loops(self) -> None:
         if self._loops is not None:
             self._loops.close()
         self._loops = None
+
+
+def _save_learner(learner: Learner) -> None:
+    """Store the signals (user actions) and the traces that only the memory has."""
+    learner.rating_index.flush()
+    learner.traces.save()

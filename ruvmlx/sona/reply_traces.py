@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 import numpy as np
 
 from ..backends.base import original_model, with_lora
-from ..errors import NotFound
+from ..errors import NotFound, StoreError
 from ..lora.layer_lora import LayerLoRA
 from ..pausing import Pause
 from ..store import ReplyRow, Store
@@ -42,14 +42,23 @@ class ReplyTraces:
         return sum(trace.nbytes for trace in self.held.values())
 
     def keep(self, reply_id: str, trace: Trace) -> None:
-        """Keep a reply's trace in memory, and drop the oldest trace if memory holds more than
-        _TRACES_IN_MEMORY traces. A blank adapter is an adapter that was made before the model's KL probe was
-        known. A blank adapter's trace under a base LoRA is not kept, because the hidden states do not come
-        from the original model."""
+        """Keep a reply's trace in memory. If memory holds more than _TRACES_IN_MEMORY traces, store the
+        oldest trace, and drop it from memory. A blank adapter is an adapter that was made before the model's
+        KL probe was known. A blank adapter's trace under a base LoRA is not kept, because the hidden states
+        do not come from the original model."""
         if trace.tokens and not (is_blank(trace.adapter) and self._active.base is not None):
             self.held[reply_id] = trace
             while len(self.held) > _TRACES_IN_MEMORY:
-                self._stored.discard(self.held.popitem(last=False)[0])
+                oldest = next(iter(self.held))
+                with suppress(StoreError):  # without its trace, the reply can still be rated
+                    self._store_trace(oldest)
+                del self.held[oldest]
+                self._stored.discard(oldest)
+
+    def save(self) -> None:
+        """Store the traces in memory, because this process will no longer have them."""
+        for reply_id in self.held:
+            self._store_trace(reply_id)
 
     def settle(self) -> None:
         """Compute the statistics of the newest replies that a rating needs, as far as the KL probes are
@@ -105,7 +114,15 @@ class ReplyTraces:
         if trace.stats is None and fits and self._active.is_measured:
             self._active.probe.prepare()
             trace.stats = instant.prepare_stats(trace, self._active.probe)
-        if reply_id not in self._stored and self._active.history.base_of(trace.version) == state.base:
+        self._store_trace(reply_id)
+
+    def _store_trace(self, reply_id: str) -> None:
+        """Store a trace that is in memory, unless the store has it, a blank adapter recorded it, or the
+        adapter's base LoRA has changed since."""
+        trace, active = self.held[reply_id], self._active
+        if reply_id in self._stored or is_blank(trace.adapter):
+            return
+        if active.history.base_of(trace.version) == active.state.base:
             self._store.traces.put(reply_id, trace.to_bytes())
             self._stored.add(reply_id)
 

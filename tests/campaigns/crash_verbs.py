@@ -301,7 +301,8 @@ IMPORTED = (
 # A reply is in the store before its line is in the file of results, which a later run fills up.
 BATCH = (
     "before", "a file", "reply 1", "line 1", "its figures", "reply 2", "line 2", "an error's line",
-    "a reply without its line", "two without a line", "a line lost", "after",
+    "a reply without its line", "two without a line", "a line lost",
+    *(f"traces, with or without replies and lines {i}" for i in range(1, 10)), "after",
 )  # fmt: skip
 # The faults of the original model's replies are kept for later trainings.
 TRAINED = ("before", "a step", "the model's faults", "after")

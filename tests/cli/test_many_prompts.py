@@ -79,6 +79,23 @@ def test_each_line_is_answered_as_alone_in_the_files_order(tiny_cli, prompts, an
     assert tiny_cli("rate", results[1]["reply_id"], "up")[0] == 0
 
 
+def test_the_replies_of_a_batch_have_their_traces(tiny_cli, prompts, answer):
+    """A rating of any of them computes with the numbers of the reply, also under another adapter."""
+    rows = [row | {"adapter": name} for name in ("default", "work") for row in PROMPTS]
+    tiny_cli("adapters", "use", "work", "--new")
+    tiny_cli("adapters", "use", "default")
+    code, results, err = answer(prompts(rows), *REPLY)
+    assert code == 0, err
+    stored = Store(store_file())
+    for result in results:
+        assert stored.traces.get(result["reply_id"]) is not None
+    assert tiny_cli("generate", PROMPTS[0]["prompt"], *REPLY)[0] == 0
+    alone = tiny_cli("rate", "last", "up", "--json")[1]
+    tiny_cli("learn", "undo")
+    batched = tiny_cli("rate", results[0]["reply_id"], "up", "--json")[1]
+    assert batched["logprob_before"] == alone["logprob_before"]
+
+
 def test_a_line_may_say_how_it_is_answered(tiny_cli, prompts, answer):
     """Messages, an adapter, sampling; a prompt gets the system prompt, messages bring their own."""
     turns = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "question 0"}]
