@@ -33,6 +33,7 @@ class Guest:
         self._switching = False
         self.call, self.call_between, self.call_in_slices = host.call, host.call_between, host.call_in_slices
         self.run_idle, self.cancel_idle, self.settle = host.run_idle, host.cancel_idle, host.settle
+        self.interrupt = host.interrupt
 
     async def open(self, watch: Watch) -> None:
         """Do nothing, because the host is already open."""

@@ -6,6 +6,7 @@ import time
 
 import pytest
 from ruvmlx.apps.chat import models
+from ruvmlx.apps.chat.actions.models import AFTER_RATING
 from ruvmlx.apps.chat.app import ChatApp
 from ruvmlx.apps.chat.compare import Candidate, ReplyComparison
 from ruvmlx.apps.chat.messages import Notice
@@ -20,6 +21,7 @@ from ruvmlx.host.model_holder import ModelHolder, Opener
 from ruvmlx.progress import Progress
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
+from ruvmlx.sona.calibration import Measurement
 
 from ..models.make_models import make_safetensors_model
 from .helpers import SMALL, WIDE, ask, screen_text, until
@@ -127,6 +129,49 @@ async def test_a_model_that_cannot_be_remembered_is_shown_all_the_same(chatting,
         await send(app, pilot, f"/model {TWO}")
         await wait_for_model(app, pilot, TWO)
         await until(pilot, lambda: "the settings file cannot be written" in notices(app)[-1])
+
+
+@pytest.fixture
+def measurement(monkeypatch):
+    """The texts that the first measurement has read: it reads a text in a tenth of a second."""
+    read, texts = Measurement._read, []
+
+    def read_slowly(self, index, pause, stops_inside):
+        for _ in range(10):
+            time.sleep(0.01)
+            if pause is not None and stops_inside:
+                pause()
+        texts.append(index)
+        read(self, index, pause, stops_inside)
+
+    monkeypatch.setattr(Measurement, "_read", read_slowly)
+    return texts
+
+
+async def test_the_first_measurement_does_not_hold_up_a_switch(chatting, measurement):
+    """The command waited with an empty input, and only the line of the progress was on the screen."""
+    async with chatting() as (app, pilot):
+        await ask(app, pilot, "Hello")
+        await until(pilot, lambda: "Getting to know the model" in screen_text(app))
+        await send(app, pilot, f"/model {TWO}")
+        await wait_for_model(app, pilot, TWO)
+        assert len(measurement) < 4
+        await send(app, pilot, "/model 99")
+        await until(pilot, lambda: "numbered from 1 to 4" in notices(app)[-1])
+
+
+async def test_a_switch_waits_for_the_rating_in_progress(chatting, measurement):
+    """The rating was lost, and a notice of the error was on the screen for a moment."""
+    async with chatting() as (app, pilot):
+        await ask(app, pilot, "Hello")
+        await pilot.press("ctrl+y")
+        await until(pilot, lambda: "Getting to know the model" in screen_text(app))
+        await send(app, pilot, f"/model {TWO}")
+        await until(pilot, lambda: AFTER_RATING in screen_text(app))
+        await wait_for_model(app, pilot, TWO)
+        reply, session = app.chat.transcript.replies[0], app.chat.state.session
+        rated = await app.host.call(lambda r: r.store.ratings.of_chat(session))
+        assert rated == {reply.reply_id: "up"} and reply.rating == "up"
 
 
 async def test_a_reply_of_another_model_cannot_be_rated(chatting):

@@ -45,7 +45,7 @@ class Actions:
         self.write = WriteActions(chat, self.rate, self.tools, self.edit)
         self.library = LibraryActions(chat, self.rate, self.edit)
         self.clipboard = ClipboardActions(chat, self.rate)
-        self.models = ModelActions(chat, self.library, self.write, self.edit, self._use_adapter)
+        self.models = ModelActions(chat, self.library, self.rate, self.write, self.edit, self._use_adapter)
         self.fetch = self.models.fetch
         self.compare = CompareActions(chat, self.rate, self.write)
         self.rewrite = RewriteActions(chat, self.rate, self.write, self.edit)

@@ -24,7 +24,10 @@ from ..welcome import Welcome
 from .edit import EditActions
 from .fetch import FetchActions
 from .library import LibraryActions
+from .rate import RateActions
 from .write import WriteActions
+
+AFTER_RATING = "The model changes once the rating is stored"
 
 
 class _ShownWatch(Watch):
@@ -47,11 +50,13 @@ class ModelActions:
         self,
         chat: ChatContext,
         library: LibraryActions,
+        rate: RateActions,
         write: WriteActions,
         edit: EditActions,
         use_adapter: Callable[[str], Awaitable[None]],
     ) -> None:
-        self._chat, self._library, self._write, self._edit = chat, library, write, edit
+        self._chat, self._library, self._rate = chat, library, rate
+        self._write, self._edit = write, edit
         self._use_adapter = use_adapter
         self._plan: Plan | None = None  # the plan (file, memory) for the first model; None: no plan yet
         self.fetch = FetchActions(chat, self._switch, self.choose)
@@ -86,6 +91,7 @@ class ModelActions:
         if not argument:
             self.choose()
             return
+        self._chat.host.interrupt()  # the first measurement of a model can take a minute
         in_use = await self._model_in_use()
         name = await asyncio.to_thread(models.find_model, argument, in_use, self._chat.options.files)
         self._chat.start(partial(self._switch, name))
@@ -95,6 +101,7 @@ class ModelActions:
         self._chat.start(partial(self._choose, words))
 
     async def _choose(self, words: str) -> None:
+        self._chat.host.interrupt()
         in_use, auto = await self._chat.host.call_between(lambda runtime: (runtime.model, runtime.is_auto))
         files = self._chat.options.files
         guest = isinstance(self._chat.host, Guest)
@@ -102,6 +109,7 @@ class ModelActions:
         screen = PickerScreen("Models", listed, partial(_new_model, files), words)
         chosen = await self._chat.ask(screen)
         if chosen is None or self._chat.phase != "idle":
+            self._write.settle()
             return
         if await asyncio.to_thread(models.is_proposal, chosen):
             self.fetch.fetch(chosen)
@@ -112,10 +120,17 @@ class ModelActions:
         return await self._chat.host.call_between(lambda runtime: runtime.model)
 
     async def _switch(self, name: str) -> None:
-        """Switch to another model in the same chat. If the new model cannot be opened, the chat keeps the old
-        model, or ends if the old model was closed and cannot be opened again."""
+        """Switch to another model in the same chat, after the ratings in progress: the old model learns from
+        these ratings. If the new model cannot be opened, the chat keeps the old model, or ends if the old
+        model was closed and cannot be opened again."""
         chat = self._chat
         self._edit.leave()
+        if self._rate.is_storing:
+            chat.phase = "switching"
+            chat.status.flash(AFTER_RATING)
+            await self._rate.wait()
+            if chat.phase == "closing":
+                return
         chat.phase = "opening"
         chat.app.refresh_bindings()
         try:
@@ -148,6 +163,7 @@ class ModelActions:
             return
         if chat.host.is_open:
             await chat.transcript.add(Notice(error_line(error), "error"))
+            self._write.settle()
         else:  # the app closed the old model to free memory, and could not open the old model again
             chat.app.end(error)
 

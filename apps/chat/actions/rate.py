@@ -114,6 +114,16 @@ class RateActions:
             chat.status.flash(describe.effect(done[0], self._key), EFFECT_SHOWN)
             await self._sum_up()
 
+    @property
+    def is_storing(self) -> bool:
+        """True if the store does not have the newest rating yet."""
+        return self._in_order.locked()
+
+    async def wait(self) -> None:
+        """Wait until the store has the ratings of the user."""
+        async with self._in_order:
+            pass
+
     async def _sum_up(self) -> None:
         """Show a notice that says which replies the user seems to like, or that the ratings show nothing
         clear yet. The notice appears once for each adapter, after its first ten ratings and preferences."""
