@@ -13,7 +13,7 @@ import math
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from ruvmlx.platform.mx import BLAS, mx
 from .texts import contexts
 
 PAGE, TOKENS = 64, 4096
+MEAN = -1
 FIRST_COLD = 2112  # from this token on the default policy has a cold page
 
 
@@ -113,9 +114,12 @@ class Outliers:
 
 @dataclass(frozen=True)
 class WithoutBias:
-    """The bias of the keys, turned by RoPE, is subtracted before `rest` and added again."""
+    """The bias of the keys, turned by RoPE, is subtracted before `rest` and added again. If `mean`, the mean
+    of the turned bias over the first 8,192 positions is subtracted, and need not be added again: softmax
+    drops what a query's scores of all keys have in common."""
 
     rest: Grid
+    mean: bool = False
 
     def bits_per_number(self, head_dim: int) -> float:
         return self.rest.bits_per_number(head_dim)
@@ -179,6 +183,7 @@ PEERS = [
     for scheme in (
         Scheme("the warm tier: 8 bits", Symmetric(8), Symmetric(8)),
         replace(CHOSEN, name="the cold tier: K 4-bit token, rotated / V 4-bit token"),
+        Scheme("the cold tier, K without the mean of its bias", WithoutBias(_COLD_K, mean=True), Grid(4)),
         Scheme("the cold tier, K without its bias", WithoutBias(_COLD_K), Grid(4)),
         Scheme("the cold tier, 4 channels of K in f16", Outliers(_COLD_K), Grid(4)),
         Scheme("K 8 bits / V 4-bit token", Symmetric(8), Grid(4)),
@@ -244,7 +249,7 @@ class FakeCache:
                 self.k[i], self.v[i] = eight_bits(self.k[i]), eight_bits(self.v[i])
         for i in range(self.tiers[1], tiers[1]):
             if isinstance(scheme.k, WithoutBias):
-                bias = self.bias(i)
+                bias = self.bias(MEAN if scheme.k.mean else i)
                 self.k[i] = scheme.k.rest(self.k[i] - bias) + bias
             else:
                 self.k[i] = scheme.k(self.k[i])
@@ -273,7 +278,10 @@ class Bench:
         """Caches and hidden states of the first `start` tokens, of this text and hot length."""
         key = (digest(ids), scheme.hot, start)
         if key not in self._prefix:
-            caches = [FakeCache(partial(self._bias, layer)) for layer in self.backend._graph.model.layers]
+            caches = [
+                FakeCache(lru_cache(1)(partial(self._bias, layer)))
+                for layer in self.backend._graph.model.layers
+            ]
             self._prefix = {key: (caches, self._run(ids[:start], caches, replace(scheme, warm=None)))}
         caches, before = self._prefix[key]
         return [c.copy() for c in caches], before
@@ -292,8 +300,12 @@ class Bench:
         return np.concatenate(parts)
 
     def _bias(self, layer: Any, page: int) -> mx.array:
-        """The keys [1, n_kv_heads, 64, head_dim] that a layer has for an input of zeros at this page."""
+        """The keys [1, n_kv_heads, 64, head_dim] that a layer has for an input of zeros at this page; for
+        MEAN the mean [1, n_kv_heads, 1, head_dim] over 128 pages."""
         with mx.stream(mx.cpu):
+            if page == MEAN:
+                pages = [self._bias(layer, i).mean(axis=2, keepdims=True) for i in range(128)]
+                return mx.stack(pages).mean(axis=0)
             nothing = mx.zeros((1, PAGE, self.model.config.hidden_size), mx.float32)
             return layer.self_attn.plain._project(nothing, page * PAGE)[1]
 
