@@ -6,10 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ruvmlx.chats import reply_writer
 from ruvmlx.chats.learning import Learning
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.settings import Settings
 from ruvmlx.sona.judge import CandidateReply
+from ruvmlx.sona.taste import TasteModel
+from ruvmlx.sona.user_taste import UserTaste
 
 HOT = Sampling(1.5, seed=3)
 
@@ -51,6 +54,31 @@ def test_the_winner_is_shown_and_the_others_are_branches(open_tiny, set_stars):
             runtime.chats.next_sibling(chat, 1)
             seen.add(runtime.chats.turns(chat)[-1].content)
         assert seen == {best.text, *(reply.text for reply in best.others)} and len(seen) == 4
+
+
+@pytest.mark.parametrize("part", ["predict", "fit"])
+@pytest.mark.parametrize("count", [3, "auto"])
+def test_a_question_gets_a_reply_although_the_judge_fails(open_tiny, monkeypatch, part, count):
+    """Its taste model cannot be fitted, or cannot predict. The first reply is shown, and a line says why."""
+
+    def fail(*_):
+        raise np.linalg.LinAlgError("singular matrix")
+
+    monkeypatch.setattr(reply_writer, "affordable", lambda engine: 3)
+    with open_tiny() as runtime:
+        chat = runtime.chats.new_chat()
+        alone = say(runtime, chat, best_of=1)
+        runtime.rate("last", "up")
+        if part == "fit":
+            monkeypatch.setattr(UserTaste, "_fit", fail)
+        else:
+            monkeypatch.setattr(TasteModel, "predict", fail)
+        how = {"sampling": HOT, "max_new_tokens": 12, "best_of": count}
+        some = [*runtime.chats.say(runtime.chats.new_chat(), "hello", **how)]
+        notes = [chunk.note for chunk in some if chunk.note]
+        assert notes == ["The judge of the replies failed (LinAlgError), so you see the first reply."]
+        assert len(some[-1].response.token_ids) == len(alone.token_ids)
+        assert len(some[-1].response.others) == 2
 
 
 def test_the_setting_and_the_seed(open_tiny, set_stars):

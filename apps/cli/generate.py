@@ -155,7 +155,7 @@ def _print_reply(chunks: "Iterator[Chunk]", quiet: bool) -> "GenerationResponse"
 
     sanitizer, answer, several = Sanitizer(), AnswerFilter(), False
     for chunk in chunks:
-        if chunk.note and not quiet:
+        if chunk.note:
             log(chunk.note)
         if chunk.replies > 1 and not (several or quiet):
             log(f"writing {chunk.replies} replies ...")

@@ -134,7 +134,10 @@ class _Answer:
         """Take the next chunk of the reply."""
         try:
             if self._chunks is not None and not self.is_done:
-                self.response = next(self._chunks).response
+                chunk = next(self._chunks)
+                self.response = chunk.response
+                if chunk.note:
+                    log(f"line {self.line.number}: {chunk.note}")
         except Exception as error:  # noqa: BLE001 - the line of the results has the error
             self.error = error_line(error)
 

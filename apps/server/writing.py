@@ -2,6 +2,7 @@
 arrive, or returns whole replies."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -221,6 +222,8 @@ async def _parts(
         if not has_token and chunks[-1].generated:
             has_token = True
             call.serving.metrics.observe("ruvmlx_first_token_seconds", time.monotonic() - begun)
+        for note in filter(None, (chunk.note for chunk in chunks)):
+            call.serving.log.write("note", {"reply": request.request_id, "note": json.dumps(note)})
         if response is not None:
             _count(call, response)
         if response is not None and response.finish_reason == "cancelled":

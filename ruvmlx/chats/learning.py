@@ -19,7 +19,7 @@ from ..pausing import EndlessRoom, Pause, Room, Stopped, stop_after, stop_when
 from ..progress import QUIET, Watch
 from ..settings import Settings
 from ..sona.adapter_history import LearnStatus
-from ..sona.judge import Judge, TasteJudge
+from ..sona.judge import FailedJudge, Judge, TasteJudge
 from ..sona.learner import Learner
 from ..sona.optional.routing import Routing
 from ..sona.rating_index import MemoryStatus
@@ -280,8 +280,11 @@ class Learning:
 
     def judge(self, learner: Learner | None) -> Judge | None:
         """Return a judge that scores replies by the ratings of an adapter. Return None if there is no
-        adapter, or before the first rating."""
-        taste = learner.taste.model if learner is not None else None
+        adapter, or before the first rating. Return a `FailedJudge` if the fit of the taste model fails."""
+        try:
+            taste = learner.taste.model if learner is not None else None
+        except Exception as error:  # noqa: BLE001 - the question still gets a reply
+            return FailedJudge(error)
         return TasteJudge(taste) if taste is not None and taste.ratings else None
 
     # -- the router ----------------------------------------------------------------------------------

@@ -204,7 +204,8 @@ class StoredReplies:
         response = self._archive.optimizer.with_quality(
             question_of(self._replies.leader.request), chunk.response, self._learner
         )
-        note = note_lost_sides(self._archive.store, self._archive.optimizer.scheduler.engine)
+        lost = note_lost_sides(self._archive.store, self._archive.optimizer.scheduler.engine)
+        note = " ".join(filter(None, [chunk.note, lost]))
         chunk = replace(chunk, response=self._with_adapter(response), note=note)
         assert chunk.response is not None
         # The commit lets the learner install its LoRA. `preserve_lora` gives the backend its earlier LoRA

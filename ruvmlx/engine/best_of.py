@@ -32,6 +32,7 @@ from .types import Chunk, GenerationRequest, TokenLogprob
 
 CHECKPOINTS = (32, 64, 128, 256, 512)  # tokens
 MARGIN = 1.5  # stars
+FAILED = "The judge of the replies failed ({}), so you see the first reply."  # the name of the error's class
 
 Score = Callable[[Sequence[Run]], np.ndarray]  # a judge: n runs, finished or not -> n scores in stars
 
@@ -89,6 +90,7 @@ class BestOf:
         self._shown_logprobs = 0  # the number of the leader's logprobs that the user has received
         self._drawn = 0  # the number of tokens that each running reply has now
         self._interrupted: list[Run] = []  # the runs of the replies that the user stopped
+        self._note = ""  # a line for the user that no chunk has yet
 
     def start(self) -> Run:
         """Return the run that reads the prompt."""
@@ -125,7 +127,8 @@ class BestOf:
         read = len(self.leader.prompt)
         replies = len(self.running) if self.several else 1
         text, logprobs = self._news()
-        return Chunk(text, len(self.leader.ids), read, read, replies=replies, logprobs=logprobs)
+        note = self._take_note()
+        return Chunk(text, len(self.leader.ids), read, read, replies=replies, logprobs=logprobs, note=note)
 
     def _drop(self) -> None:
         """End the unfinished replies whose score is more than MARGIN stars below the best score. MARGIN is
@@ -140,11 +143,25 @@ class BestOf:
     def _choose(self) -> np.ndarray:
         """Make the reply with the most stars the leader, whose text the user sees. Returns the stars [n] of
         all replies; a dropped reply has -inf."""
-        assert self._score is not None
         dropped = [run.finish_reason == "cancelled" and run not in self._interrupted for run in self.runs]
-        stars = np.where(dropped, -np.inf, self._score(self.runs))
+        stars = np.where(dropped, -np.inf, self._stars())
         self.leader = self.runs[int(stars.argmax())]
         return stars
+
+    def _stars(self) -> np.ndarray:
+        """Return the judge's stars [n] of all replies. If the judge fails, make a note for the user; from
+        then on, an earlier reply has more stars than a later reply."""
+        assert self._score is not None
+        try:
+            return self._score(self.runs)
+        except Exception as error:  # noqa: BLE001 - a judge's error must not lose the replies
+            self._note = FAILED.format(type(error).__name__)
+            self._score = _stars_by_place
+            return self._score(self.runs)
+
+    def _take_note(self) -> str:
+        note, self._note = self._note, ""
+        return note
 
     def _news(self) -> tuple[str, tuple[TokenLogprob, ...]]:
         """Return the leader's text and logprobs since the last call. Text and logprobs are empty while
@@ -174,4 +191,8 @@ class BestOf:
         assert best is not None
         best = replace(best, session_id=session, others=others)
         text, logprobs = self._news()
-        return Chunk(text, len(self.leader.ids), response=best, logprobs=logprobs)
+        return Chunk(text, len(self.leader.ids), response=best, logprobs=logprobs, note=self._take_note())
+
+
+def _stars_by_place(runs: Sequence[Run]) -> np.ndarray:
+    return -2 * MARGIN * np.arange(len(runs))

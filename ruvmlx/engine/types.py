@@ -168,8 +168,8 @@ class GenerationResponse:
 class Chunk:
     """A piece of a reply. `text` is complete UTF-8 and can be empty. Only the last chunk has a `response`.
 
-    note: a line for the user about the model that writes the reply, before the first text, or about a part of
-    the machine that failed, in the last chunk.
+    note: a line for the user. Before the first text, the line is about the model that writes the reply. Later
+    lines are about a judge or a part of the machine that failed.
     """
 
     text: str

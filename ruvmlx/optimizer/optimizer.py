@@ -241,10 +241,13 @@ def _with_estimate(
 def _predicted_stars(
     question: str, response: GenerationResponse, learner: Learner | None
 ) -> PredictedStars | None:
-    """Return the prediction of the taste model. Return None before the first rating, and while the model is
-    not fitted to the newest rating, because a reply must not wait for a fit."""
+    """Return the prediction of the taste model. Return None before the first rating, while the model is not
+    fitted to the newest rating, because a reply must not wait for a fit, and if the model fails."""
     model = learner.taste.fitted_model if learner is not None else None
     if model is None or not model.ratings:
         return None
-    mean, deviation = model.predict([reply_features(question, response.text, response.finish_reason)])
+    try:
+        mean, deviation = model.predict([reply_features(question, response.text, response.finish_reason)])
+    except Exception:  # noqa: BLE001 - the reply is worth more than its figures
+        return None
     return PredictedStars(float(mean[0]), float(deviation[0]))

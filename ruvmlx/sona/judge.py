@@ -41,3 +41,13 @@ class TasteJudge:
         """Return the predicted stars of each reply: [n]."""
         features = [reply_features(r.question, r.text, r.finish_reason) for r in replies]
         return self._taste.predict(features)[0]
+
+
+class FailedJudge:
+    """A judge that could not be made. error: the error of the attempt, which each call of `score` raises."""
+
+    def __init__(self, error: Exception):
+        self._error = error
+
+    def score(self, replies: Sequence[CandidateReply]) -> np.ndarray:
+        raise self._error

@@ -7,7 +7,7 @@ import pytest
 
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import LLMInferenceEngine, Sampling
-from ruvmlx.engine.best_of import CHECKPOINTS, MARGIN, BestOf, requests_for
+from ruvmlx.engine.best_of import CHECKPOINTS, FAILED, MARGIN, BestOf, requests_for
 from ruvmlx.engine.scheduler import Scheduler
 from ruvmlx.engine.session import Session
 from ruvmlx.kernels.micro import NotFinite
@@ -192,6 +192,23 @@ def test_a_dropped_reply_is_not_chosen_in_the_end(engine):
     chunks, replies = write_all(engine, requests_for(seeded_request(max_new_tokens=50), 3), score=judge)
     assert len(chunks[-1].response.others[0].token_ids) == CHECKPOINTS[0]
     assert replies.leader.request.sampling.seed != 7
+
+
+@pytest.mark.parametrize(("tokens", "at", "place"), [(20, 0, 0), (50, 0, 0), (50, CHECKPOINTS[0] + 1, 1)])
+def test_a_judge_that_fails_lets_the_first_reply_be_shown(engine, tokens, at, place):
+    """At its first choice or at a later one, in one line; a reply that was dropped before is not shown."""
+
+    def judge(runs):
+        if len(runs[1].ids) >= at:
+            raise ValueError("singular matrix")
+        return np.array([1.0, 3.0, 3.0])
+
+    some = requests_for(seeded_request(max_new_tokens=tokens), 3)
+    chunks, _ = write_all(engine, some, score=judge)
+    best = chunks[-1].response
+    assert best.token_ids == tokens_alone(engine, some)[place]
+    assert "".join(chunk.text for chunk in chunks) == best.text
+    assert [chunk.note for chunk in chunks if chunk.note] == [FAILED.format("ValueError")]
 
 
 @pytest.mark.parametrize("at", [5, 40])
