@@ -21,6 +21,7 @@ from ruvmlx.errors import (
     UsageError,
 )
 from ruvmlx.memory.load_plan import NotEnoughMemory
+from ruvmlx.settings import home
 
 if TYPE_CHECKING:
     from .requestlog import RequestLog
@@ -36,6 +37,13 @@ ANTHROPIC_TYPES = {**TYPES, 408: "timeout_error", 413: "request_too_large", 503:
 RETRY_SECONDS = 1  # seconds: the default of the header Retry-After, for errors that pass with time
 
 
+def _without_data_folder(text: str) -> str:
+    """Return the text with names in place of the paths of files in the data folder. A client of the server
+    must not learn the name of the user or the places of the user's files."""
+    folder = str(home())
+    return text.replace(f"{folder}/", "").replace(folder, "the data folder")
+
+
 class ApiError(RuvmlxError):
     """An error that the server sends to the client. param: the name of the field that is wrong. code: a fixed
     word that programs can test. anthropic: the message for Anthropic's clients, which look for certain words;
@@ -49,9 +57,9 @@ class ApiError(RuvmlxError):
         code: str | None = None,
         anthropic: str | None = None,
     ):
-        super().__init__(message)
+        super().__init__(_without_data_folder(message))
         self.status, self.param, self.code = status, param, code
-        self.anthropic = anthropic or message
+        self.anthropic = _without_data_folder(anthropic or message)
         self.seconds = RETRY_SECONDS  # seconds after which the client can try again, for 429 and 503
 
     @property
