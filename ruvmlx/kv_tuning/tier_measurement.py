@@ -173,9 +173,9 @@ class TierHistory:
 
     def __init__(self, store: Store, model: Model, backend: str, asked: TierPolicy | None = None):
         """asked: the policy that the user chose, which overrides the measurements; None if the user chose
-        none."""
-        self.store, self.asked = store, asked
-        self.mine = (model.fingerprint, backend)
+        none. A backend with only f16 caches ignores the user's policy."""
+        self.store, self.mine = store, (model.fingerprint, backend)
+        self.asked = None if self._has_f16_only else asked
         self.default = default_policy(model.shape)
         self.candidates = tier_choice.candidates(self.default.lowest)
 
