@@ -89,7 +89,7 @@ class Learning:
         parse(settings.base_targets, model.shape, "base_targets")
         self.residency = Residency(
             self._load,
-            lambda learner: learner.active.nbytes,
+            lambda learner: learner.active.nbytes + learner.traces.nbytes,
             save=_save_learner,
         )
         name = settings.adapter_name

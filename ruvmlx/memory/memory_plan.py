@@ -131,10 +131,9 @@ def purposes(
     for adapter in learning.residency.tiers():
         tiers[adapter.tier] += adapter.bytes
     adapters = learning.residency.budget
-    traces = sum(learner.traces.nbytes for learner in learning.residency.loaded_adapters())
     draft = _draft_bytes(engine)
     graph = _training_graph_bytes(engine.backend)
-    rest = max(0, held.rest - traces - draft - graph)
+    rest = max(0, held.rest - draft - graph)
     in_memory = [
         Purpose("weights", planned.weights, held.model - scratch + draft, planned.limit),
         Purpose("scratch", planned.scratch, scratch, planned.scratch),
@@ -142,9 +141,7 @@ def purposes(
         Purpose("adapters_hot", tiers["hot"], tiers["hot"], adapters),
         Purpose("adapters_warm", max(0, adapters - tiers["hot"]), tiers["warm"], adapters),
         Purpose("adapters_cold", 0, tiers["cold"], 0),
-        Purpose(
-            "learning", planned.learning, traces + graph, traces + graph + max(0, learning.room.bytes_left)
-        ),
+        Purpose("learning", planned.learning, graph, graph + max(0, learning.room.bytes_left)),
         Purpose("program", PROGRAM, rest, 0),
     ]
     stored = folder.contents()[1] if folder else 0

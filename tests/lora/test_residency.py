@@ -157,6 +157,20 @@ def test_an_evicted_adapter_stores_its_signals_first(open_tiny, tiny):
     assert runtime.store.signals.count() == 1
 
 
+def test_the_traces_of_an_adapter_count(open_tiny, tiny):
+    """Both adapters fit into the budget, but not with the traces of a long reply; the store gets these."""
+    runtime = with_two_adapters(open_tiny, tiny)
+    learning = runtime.learning
+    assert learning.of("other") is not None
+    learning.residency.budget = sum(adapter.bytes for adapter in learning.residency.tiers())
+    reply = say(runtime, runtime.chats.new_chat(), "hello there").request_id
+    assert learning.learner.traces.nbytes > 0
+    learning.of("other")
+    tiers = {adapter.name: adapter.tier for adapter in learning.residency.tiers()}
+    assert tiers == {"default": "cold", "other": "hot"}
+    assert runtime.store.traces.get(reply) is not None
+
+
 def test_without_an_adapter_and_back(open_tiny, tiny):
     runtime = with_two_adapters(open_tiny, tiny, a_base())
     runtime.learning.use("other")
