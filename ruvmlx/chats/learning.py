@@ -333,7 +333,8 @@ class Learning:
         """Save in the store the training runs that are stopped now, and what only the memory has of the
         adapters."""
         self._close_loops()
-        for learner in self.residency.loaded_adapters():
+        # the adapter in use is also in memory if other adapters have evicted it
+        for learner in filter(None, [*self.residency.loaded_adapters(), self.learner]):
             _save_learner(learner)
 
     def _close_loops(self) -> None:

@@ -157,6 +157,17 @@ def test_an_evicted_adapter_stores_its_signals_first(open_tiny, tiny):
     assert runtime.store.signals.count() == 1
 
 
+def test_the_adapter_in_use_is_saved_although_it_was_evicted(open_tiny, tiny):
+    """It writes on, so it has signals and traces that the store does not have."""
+    with with_two_adapters(open_tiny, tiny) as runtime:
+        runtime.learning.residency.budget = 1
+        assert runtime.learning.of("other") is not None
+        reply = say(runtime, runtime.chats.new_chat(), "hello there").request_id
+        assert runtime.store.traces.get(reply) is None
+    with open_tiny() as runtime:
+        assert runtime.store.traces.get(reply) is not None
+
+
 def test_the_traces_of_an_adapter_count(open_tiny, tiny):
     """Both adapters fit into the budget, but not with the traces of a long reply; the store gets these."""
     runtime = with_two_adapters(open_tiny, tiny)
