@@ -6,13 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.chats import reply_writer
 from ruvmlx.chats.learning import Learning
+from ruvmlx.chats.reply_writer import FEWER
 from ruvmlx.engine import GenerationRequest, Sampling
+from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
 from ruvmlx.sona.judge import CandidateReply
 from ruvmlx.sona.taste import TasteModel
 from ruvmlx.sona.user_taste import UserTaste
+from ruvmlx.store import Store
 
 HOT = Sampling(1.5, seed=3)
 
@@ -173,6 +177,20 @@ def test_dropped_replies_can_be_continued(open_tiny, set_stars):
 def test_one_reply_where_several_make_no_sense(open_tiny, set_stars, how):
     with open_tiny(best_of=4) as runtime:
         assert say(runtime, runtime.chats.new_chat(), **{"best_of": None} | how).others == ()
+
+
+@pytest.mark.parametrize(("pages", "room"), [(3, 1), (5, 2), (9, 4)])
+def test_a_small_memory_has_room_for_fewer_replies(tiny, home, pages, room):
+    """The setting refused every reply. A line says how many there are; with "auto", nothing was asked for."""
+    backend, settings = NativeBackend(tiny, threads=1), Settings(best_of=4, kv="f16", kv_disk=None)
+    backend.pool.budget = pages * backend.pool.sizes[-1]
+    with Runtime(Store(home / "ruvmlx.db"), tiny, backend, settings) as runtime:
+        how = {"prompt": "hi", "sampling": HOT, "max_new_tokens": 100, "ignore_eos": True}
+        for best_of, told in ((None, room < 4), (4, room < 4), (1, False), ("auto", False)):
+            some = [*runtime.writer.generate(GenerationRequest(**how, best_of=best_of))]
+            assert len(some[-1].response.token_ids) == 100
+            assert [chunk.note for chunk in some if chunk.note] == [FEWER.format(room, 4)] * told
+            assert len(some[-1].response.others) == (room - 1 if best_of in (None, 4) else 0)
 
 
 def test_before_the_first_rating_the_first_reply_is_shown(open_tiny):

@@ -27,6 +27,9 @@ from ..store import Store
 from .learning import Learning
 from .stored_replies import ReplyArchive, StoredReplies
 
+# the number of replies for which the memory has room; the number of replies that the user asked for
+FEWER = "The memory for KV caches has room for {} of {} replies. Raise kv_budget, or lower best_of."
+
 Chunks = Generator[Chunk, None, None]  # the chunks of a reply; `close` ends the reply early
 
 
@@ -77,17 +80,19 @@ class ReplyWriter:
         """
         request = self.prepare_request(request, routed=True)
         with self.archive.noting_failure(request):
-            count = self._count(request, self._learning.of(request.adapter_id))
-        chunks = self.scheduler.stream(request, lambda: self._begin(request, session_id, count), count)
+            count, note = self._count(request, self._learning.of(request.adapter_id))
+        chunks = self.scheduler.stream(request, lambda: self._begin(request, session_id, count, note), count)
         return self._chunks_or_failure(request, chunks)
 
     def _chunks_or_failure(self, request: GenerationRequest, chunks: Iterator[Chunk]) -> Chunks:
         with self.archive.noting_failure(request):
             yield from chunks
 
-    def _begin(self, request: GenerationRequest, session_id: str | None, count: int) -> StoredReplies:
+    def _begin(
+        self, request: GenerationRequest, session_id: str | None, count: int, note: str
+    ) -> StoredReplies:
         """Return the job of a request whose turn has come. The job uses the adapter's weights at the time of
-        this call."""
+        this call. count, note: as `_count` returns them"""
         learner = self._learning.of(request.adapter_id)
         if learner is not None:
             learner.rating_index.read_ahead(question_of(request))
@@ -104,6 +109,7 @@ class ReplyWriter:
                 [self._recorder(request, trace) for trace in traces.values()],
                 self._score(request, learner) if len(requests) > 1 else None,
                 adapted.active.combined_lora if adapted else None,
+                note,
             )
         return StoredReplies(self.archive, replies, learner, traces, session_id)
 
@@ -116,15 +122,19 @@ class ReplyWriter:
         begun = request.begun.text if request.begun else request.opening or opened_by(tokenizer, prompt)
         return AnswerTrace(trace, ThoughtCounter(tokenizer, begun))
 
-    def _count(self, request: GenerationRequest, learner: Learner | None) -> int:
+    def _count(self, request: GenerationRequest, learner: Learner | None) -> tuple[int, str]:
         """Return the number of replies to write: one if all replies would be equal (temperature 0), if the
         request continues a reply, if it asks for the untouched model, or, with "auto", before the first
-        rating."""
+        rating. The number is lower if the memory has no room for so many replies; if the user has asked for
+        more, also return a line that says so."""
         alone = request.begun is not None or request.untouched or request.sampling.temperature == 0
-        count = 1 if alone else request.best_of or self._settings.best_of
-        if count != AUTO:
-            return int(count)
-        return affordable(self.engine) if self._learning.judge(learner) is not None else 1
+        asked = 1 if alone else request.best_of or self._settings.best_of
+        if asked == AUTO:
+            wanted = affordable(self.engine) if self._learning.judge(learner) is not None else 1
+        else:
+            wanted = int(asked)
+        count = self.scheduler.admission.most_replies(request, wanted)
+        return count, FEWER.format(count, wanted) if count < wanted and asked != AUTO else ""
 
     def _score(self, request: GenerationRequest, learner: Learner | None) -> Score | None:
         """Return a function that predicts, for unfinished or finished replies, how many stars the user would

@@ -52,6 +52,23 @@ class Admission:
             policy = self._engine.sessions.policy_of(request.session_id) or F16
             self._growth(request, len(self._engine.prompt_ids(request)), 1, policy)
 
+    def most_replies(self, request: GenerationRequest, count: int) -> int:
+        """Return the largest number of replies to the request, from 1 to `count`, that can ever fit into the
+        memory budget together."""
+        if count == 1 or not getattr(getattr(self._engine.backend, "pool", None), "budget", 0):
+            return count
+        policy = self._engine.sessions.policy_of(request.session_id) or F16
+        prompt = len(self._engine.prompt_ids(request))
+
+        def fits(replies: int) -> bool:
+            try:
+                self._growth(request, prompt, replies, policy)
+            except CacheTooLarge:
+                return False
+            return True
+
+        return max(1, most(count, fits))
+
     def grant(
         self, request: GenerationRequest, replies: int, running: Sequence[Grant], mine: Collection[int] = ()
     ) -> Grant | None:

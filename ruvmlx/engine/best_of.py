@@ -68,6 +68,7 @@ class BestOf:
         recorders: Sequence[Recorder | None],
         score: Score | None = None,
         lora: BaseLoRA | Literal["installed"] | None = "installed",
+        note: str = "",
     ):
         """Prepare the job. Call `start` to begin.
 
@@ -76,6 +77,7 @@ class BestOf:
             while it is written, and no reply is dropped
         lora: the base LoRA with which the replies are decoded; "installed": the base LoRA that the backend
             has now; None: no base LoRA
+        note: a line for the user
         """
         self._engine, self._requests, self._recorders = engine, requests, recorders
         self._adapter, self._score = adapter, score
@@ -90,7 +92,7 @@ class BestOf:
         self._shown_logprobs = 0  # the number of the leader's logprobs that the user has received
         self._drawn = 0  # the number of tokens that each running reply has now
         self._interrupted: list[Run] = []  # the runs of the replies that the user stopped
-        self._note = ""  # a line for the user that no chunk has yet
+        self._note = note  # a line for the user that no chunk has yet
 
     def start(self) -> Run:
         """Return the run that reads the prompt."""
