@@ -34,7 +34,8 @@ def end_on_signals() -> None:
 
 def _unwind(number: int, frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_DFL)  # a second signal of this number ends the process at once
-    if (children := sys.modules.get("ruvmlx.platform.bounded_process")) is not None:
+    children = sys.modules.get("ruvmlx.platform.bounded_process")
+    if children is not None and hasattr(children, "ending"):  # else the module's import is in progress
         children.ending.set()
         children.stop_requests()
     raise SystemExit(_exit_code(number))

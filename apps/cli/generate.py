@@ -153,21 +153,27 @@ def _messages(text: str, system: str | None) -> "list[Message]":
 def _print_reply(chunks: "Iterator[Chunk]", quiet: bool) -> "GenerationResponse":
     from ruvmlx.models.text.thinking import AnswerFilter
 
-    sanitizer, answer, several = Sanitizer(), AnswerFilter(), False
-    for chunk in chunks:
-        if chunk.note:
-            log(chunk.note)
-        if chunk.replies > 1 and not (several or quiet):
-            log(f"writing {chunk.replies} replies ...")
-        several = several or chunk.replies > 1
-        was_thinking, text = answer.is_thinking, answer.feed(sanitizer.feed(chunk.text))
-        if answer.is_thinking and not was_thinking and not quiet:
-            log("thinking ...")
-        if chunk.response is not None:
-            response, text = chunk.response, text + answer.flush()
-        if not quiet:
-            click.echo(text, nl=False)
-            sys.stdout.flush()
+    sanitizer, answer, several, is_line_open = Sanitizer(), AnswerFilter(), False, False
+    try:
+        for chunk in chunks:
+            if chunk.note:
+                log(chunk.note)
+            if chunk.replies > 1 and not (several or quiet):
+                log(f"writing {chunk.replies} replies ...")
+            several = several or chunk.replies > 1
+            was_thinking, text = answer.is_thinking, answer.feed(sanitizer.feed(chunk.text))
+            if answer.is_thinking and not was_thinking and not quiet:
+                log("thinking ...")
+            if chunk.response is not None:
+                response, text = chunk.response, text + answer.flush()
+            if not quiet:
+                click.echo(text, nl=False)
+                sys.stdout.flush()
+                is_line_open = is_line_open or bool(text)
+    except RuvmlxError:
+        if is_line_open:
+            click.echo("")  # so that the error is on a line of its own
+        raise
     if not quiet:
         click.echo("")
     return response

@@ -10,7 +10,8 @@ from .types import Begun
 
 
 class StreamDecoder:
-    """A stream decoder joins the bytes of tokens and returns complete characters only."""
+    """A stream decoder joins the bytes of tokens and returns complete characters only. If a reply ends within
+    a character, the text of the reply ends before this character."""
 
     def __init__(
         self, tokenizer: Tokenizer, shown: Mapping[int, str] | None = None, is_at_start: bool = True
@@ -26,17 +27,12 @@ class StreamDecoder:
         return self._strip_first_space(self._utf8.decode(data))
 
     def go_on(self, begun: Begun) -> str:
-        """Continue the unfinished reply `begun`. Returns the text of `begun`, without the U+FFFD that stands
-        for an incomplete last character."""
+        """Continue the unfinished reply `begun`. Returns the text of `begun`, without the U+FFFD by which
+        earlier versions ended a text with an incomplete last character."""
         for token in begun.tail:
             self.add(token)
         unfinished = self._utf8.getstate()[0]
         return begun.text.removesuffix("\ufffd") if unfinished else begun.text
-
-    def flush(self) -> str:
-        """End the stream of tokens. Return U+FFFD if the bytes of the last character are incomplete, else
-        ""."""
-        return self._strip_first_space(self._utf8.decode(b"", final=True))
 
     def _strip_first_space(self, text: str) -> str:
         if self._at_start and text:

@@ -330,7 +330,7 @@ class Run:
         self.sync()
         ended = time.perf_counter()
         self.record()
-        tail = "" if self.stops.hit else self.stops.add(self.decoder.flush()) + self.stops.flush()
+        tail = "" if self.stops.hit else self.stops.flush()
         self.text.append(tail)
         return Chunk(tail, len(self.ids), response=self._response(ended))
 

@@ -67,7 +67,7 @@ def triggers(
     newest = monitor.newest()
     return [
         {"action": "merge", "counts": "ratings since the last training", "at": due,
-         "now": min(due, history.new_and_missing(due)[0])},
+         "now": history.new_and_missing(due)[0]},
         {"action": "router", "counts": "rated choices of the router", "at": ROUTER_MINIMUM,
          "now": store.routes.rated_mark(history.fingerprint, history.name)[0]},
         {"action": "rebalance", "counts": "memory pressure", "at": HIGH,

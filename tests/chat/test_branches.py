@@ -288,3 +288,16 @@ async def test_an_earlier_reply_that_goes_on_tells_where_the_later_messages_are(
         await pilot.press("escape", "ctrl+g")
         await until(pilot, lambda: "‹ 2/2 ›" in screen_text(app) and app.phase == "idle")
         assert ON_ANOTHER_BRANCH not in screen_text(app)
+
+
+async def test_a_rating_in_a_chat_that_another_program_deleted_says_what_it_did(chatting):
+    """The rating counted, and the status line showed an error."""
+    async with chatting() as (app, pilot):
+        reply = await ask(app, pilot, "Hello")
+        await pilot.press("ctrl+y")
+        await until(pilot, lambda: reply.rating == "up")
+        session = app.chat.state.session
+        await app.host.call(lambda runtime: runtime.store.chats.delete(session))
+        await pilot.press("ctrl+n")
+        await until(pilot, lambda: reply.rating == "down")
+        assert "no chat" not in screen_text(app)

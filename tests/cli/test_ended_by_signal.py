@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 import urllib.request
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from ruvmlx.apps.cli import ending_signals
 
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.store import Store
@@ -229,3 +231,12 @@ def test_a_hangup_that_is_ignored_stays_ignored():
     program += "signal.raise_signal(signal.SIGHUP); print('on')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "ready\non\n"
+
+
+def test_a_signal_while_the_child_processes_module_is_imported(monkeypatch):
+    """The verb ended by an internal error, because the module had no `ending` yet."""
+    monkeypatch.setitem(sys.modules, "ruvmlx.platform.bounded_process", types.ModuleType("unfinished"))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit) as ended:
+        ending_signals._unwind(signal.SIGTERM, None)
+    assert ended.value.code == 128 + signal.SIGTERM

@@ -5,6 +5,11 @@ import signal
 import subprocess
 import sys
 
+import pytest
+from ruvmlx.apps.cli import generate
+
+from ruvmlx.engine.types import Chunk
+from ruvmlx.errors import StoreError
 from ruvmlx.settings import store_file
 from ruvmlx.store import Store
 
@@ -127,3 +132,15 @@ def test_ctrl_c_keeps_the_reply(starter_file):
         [sys.executable, "-m", "ruvmlx", "rate", "last", "down", "--json"], capture_output=True, timeout=600
     )
     assert json.loads(rated.stdout)["applied"]
+
+
+def test_an_error_after_words_begins_a_line(capsys):
+    """On a full disk, the error stood on the reply's own line."""
+
+    def chunks():
+        yield Chunk("The Red River")
+        raise StoreError("the disk is full")
+
+    with pytest.raises(StoreError):
+        generate._print_reply(chunks(), quiet=False)
+    assert capsys.readouterr().out == "The Red River\n"

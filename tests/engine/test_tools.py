@@ -131,10 +131,10 @@ def random_pieces(model, prepared, seed: int, most: int = 600) -> list[str]:
         logits[likely] += 2
         token = draw(logits)
         if token in tokenizer.eos_ids:
-            return [*pieces, decoder.flush()]
+            return pieces
         pieces.append(decoder.add(token))
         if rule.is_complete:
-            return [*pieces, decoder.flush()]
+            return pieces
     return []
 
 

@@ -5,6 +5,7 @@ from ruvmlx.apps.optimizer_words import action_line, optimizer_rows, trigger_lin
 from ruvmlx.apps.server.memory_look import TuningLook, look_at_runtime, sum_tuning
 
 from ruvmlx.optimizer.status import optimizer_facts
+from ruvmlx.sona.adapter_history import AdapterHistory
 
 from .test_optimizer import rest, rows, write_some
 
@@ -85,3 +86,11 @@ def test_metrics_of_several_models_are_summed():
     one, other = TuningLook(30.0, 1, {("batch", "kept"): 2}), TuningLook(40.0, 3, {("batch", "kept"): 1})
     assert sum_tuning([one, other]) == (30.0, 3, {("batch", "kept"): 3})
     assert sum_tuning([]) == (0.0, 0, {})
+
+
+def test_the_count_of_new_ratings_is_not_cut(open_tiny, speed, monkeypatch):
+    """With 12 ratings and a background learning that is due from 8 on, the status said "now 8"."""
+    with open_tiny() as runtime:
+        monkeypatch.setattr(AdapterHistory, "new_and_missing", lambda self, due: (due + 4, 0))
+        (merge,) = (trigger for trigger in facts_of(runtime)["triggers"] if trigger["action"] == "merge")
+        assert merge["now"] == merge["at"] + 4

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from ruvmlx.chats.choices import Continuation
+from ruvmlx.errors import NotFound
 from ruvmlx.progress import QUIET, Watch
 from ruvmlx.runtime import LearnStatus, PreferenceResult, RatingResult, Runtime
 from ruvmlx.sona.adapter_history import AdapterHistory
@@ -103,14 +104,15 @@ class RateActions:
         reply.progress = "rating"
         async with self._in_order:
             done = await chat.attempt_measured(
-                lambda runtime: (learn(runtime, reply_id), Standing.of(runtime, session, limit)), watch
+                lambda runtime: (learn(runtime, reply_id), _standing(runtime, session, limit)), watch
             )
         reply.progress = reply.coming_rating = ""
         if done:
             chat.state.lesson = done[0]
             self.ask_why_no_more()
             reply.show_rating(done[0], self._key)
-            self.show(done[1])
+            if done[1] is not None:
+                self.show(done[1])
             chat.status.flash(describe.effect(done[0], self._key), EFFECT_SHOWN)
             await self._sum_up()
 
@@ -238,6 +240,14 @@ def take_back_rating(runtime: Runtime, session: str, reply_id: str) -> str | Rat
     if not history.steps_of_reply(history.version(), reply_id):
         return RatingPlace.of(runtime, session, newest)
     return describe.reply_undone(runtime.unrate(reply_id))
+
+
+def _standing(runtime: Runtime, session: str, limit: int) -> Standing | None:
+    """Return what the app shows of the chat and the adapter; None if another process has deleted the chat."""
+    try:
+        return Standing.of(runtime, session, limit)
+    except NotFound:
+        return None
 
 
 def _tell_runtime(reply_id: str, what: str, runtime: Runtime) -> bool:
