@@ -129,7 +129,7 @@ def _learner(runtime: Runtime, reply: ReplyRow) -> str:
 
 
 async def take_back(call: Call) -> Answer:
-    """Undo the rating of a reply, as if the user had not rated the reply. If the reply has no rating but a
+    """Undo all ratings of a reply, as if the user had never rated the reply. If the reply has no rating but a
     preference, the preference can be undone only if no feedback came after it."""
     id = call.names["id"]
     async with call.models.using_writer(id) as serving:
@@ -211,7 +211,7 @@ ENDPOINTS = [
         links=[{"operationId": "take_back", "parameters": {"id": "$response.body#/id"}}],
     ),
     Endpoint(
-        "DELETE", "/v1/ratings/{id}", take_back, "Take a rating back.", RatingDeleted,
+        "DELETE", "/v1/ratings/{id}", take_back, "Take all ratings of a reply back.", RatingDeleted,
         statuses=(404, 409),
     ),
 ]  # fmt: skip

@@ -100,6 +100,19 @@ def test_the_terminal_and_the_server_see_each_other(running, open_tiny, history)
         assert terminal.status().ratings == 0
 
 
+def test_all_ratings_of_a_reply_are_taken_back(running, history):
+    """After that, the reply has no rating; the OpenAPI document says so."""
+    before = logprob(running)
+    id = running.chat().json["id"]
+    rate(running, id, "up")
+    rate(running, id, "down")
+    assert running.ask("DELETE", f"/v1/ratings/{id}").status == 200
+    assert logprob(running) == before and history().ratings() == [] and history().version() == 0
+    assert running.ask("DELETE", f"/v1/ratings/{id}").status == 404
+    told = running.ask("GET", "/openapi.json").json["paths"]["/v1/ratings/{id}"]["delete"]["summary"]
+    assert told == "Take all ratings of a reply back."
+
+
 def test_an_older_rating_is_taken_back(running, history):
     """The later one stays in force."""
     first, second = (running.chat(word).json["id"] for word in ("one", "two"))
