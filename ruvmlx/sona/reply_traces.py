@@ -56,9 +56,11 @@ class ReplyTraces:
                 self._stored.discard(oldest)
 
     def save(self) -> None:
-        """Store the traces in memory, because this process will no longer have them."""
-        for reply_id in self.held:
-            self._store_trace(reply_id)
+        """Store the traces in memory, because this process will no longer have them. If the store cannot be
+        written, they are lost: without its trace, a reply can still be rated."""
+        with suppress(StoreError):
+            for reply_id in self.held:
+                self._store_trace(reply_id)
 
     def settle(self) -> None:
         """Compute the statistics of the newest replies that a rating needs, as far as the KL probes are

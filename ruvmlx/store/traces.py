@@ -18,11 +18,12 @@ class Traces:
         return self._db.value("SELECT data FROM traces WHERE reply_id = ?", reply_id)
 
     def put(self, reply_id: str, data: bytes) -> None:
-        """Commit a reply's trace. Delete the oldest traces beyond KEEP_TRACES."""
+        """Commit a reply's trace, unless the reply's words were deleted, because a trace holds them, too.
+        Delete the oldest traces beyond KEEP_TRACES."""
         with self._db.transaction():
             self._db.execute(
                 "INSERT OR REPLACE INTO traces (reply_id, seq, data)"
-                " SELECT id, seq, ? FROM replies WHERE id = ?",
+                " SELECT id, seq, ? FROM replies WHERE id = ? AND prompt_ids != x''",
                 data,
                 reply_id,
             )

@@ -6,10 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ruvmlx.errors import CorruptFile, NotFound, UsageError
+from ruvmlx.errors import CorruptFile, NotFound, StoreBusy, UsageError
 from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.lora.residency import Residency
 from ruvmlx.sona.import_adapter import import_adapter
+from ruvmlx.store.traces import Traces
 
 
 def residency(budget, loads=None):
@@ -197,3 +198,30 @@ def test_without_an_adapter_and_back(open_tiny, tiny):
     with pytest.raises(UsageError):
         runtime.learning.use("none")
     assert runtime.learning.label == "other@1"
+
+
+def test_the_end_stores_no_trace_of_deleted_words(open_tiny):
+    """A rated reply keeps its row in the store, so the store could take a trace, which has the words."""
+    runtime, beside = open_tiny(), open_tiny()
+    chat = runtime.chats.new_chat()
+    reply = say(runtime, chat, "hello there").request_id
+    beside.rate(reply, "up")
+    beside.erase_chat(chat)
+    beside.close()
+    assert runtime.learner.traces.held.keys() == {reply}
+    runtime.close()
+    with open_tiny() as runtime:
+        assert runtime.store.replies.get(reply).sampled_ids == []
+        assert runtime.store.traces.get(reply) is None
+
+
+def test_a_locked_store_is_no_error_of_the_end(open_tiny, monkeypatch):
+    """The replies are stored; only a later rating takes longer."""
+    runtime = open_tiny()
+    say(runtime, runtime.chats.new_chat(), "hello there")
+
+    def fail(*_):
+        raise StoreBusy("locked")
+
+    monkeypatch.setattr(Traces, "put", fail)
+    runtime.close()
