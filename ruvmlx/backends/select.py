@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from ..errors import GPUFailed, UsageError
 from ..kernels.library import LibraryError
-from ..kv.policy import EIGHT_BITS, EVERYTHING, F16, TIERED, TierPolicy
+from ..kv.policy import EIGHT_BITS, EVERYTHING, F16, TIERED, TierPolicy, limit_to
 from ..models.config.model import Model, ModelConfig, ModelShape, missing_features
 from ..platform import cpu
 from ..progress import QUIET, Watch
@@ -112,13 +112,17 @@ def asked_policy(kv: str | None, shape: ModelShape, tiers: str | None = None) ->
 
     kv: "tiered" (the model's default tiers), "f16", "auto" or None; None means "auto"
     tiers: the ages (tokens) at which a page leaves the hot and the warm tier, for example "256,1024"; unused
-        for "f16"
+        for "f16". If the text uses no tier below the default's lowest tier, as "256,all" for a model that
+        adds a bias to its keys, memory pressure does not use such a tier either.
     """
     if kv == F16.name:
         return F16
+    default = default_policy(shape)
     if tiers is not None:
-        return parse_tiers(tiers)
-    return default_policy(shape) if kv == TIERED.name else None
+        asked = parse_tiers(tiers)
+        limited = limit_to(asked, default.lowest)
+        return limited if limited.lengths == asked.lengths else asked
+    return default if kv == TIERED.name else None
 
 
 def parse_tiers(text: str) -> TierPolicy:

@@ -29,6 +29,7 @@ def test_the_default_has_no_four_bits(model_with_bias, tiny):
     for kv in (None, "auto", "tiered"):
         assert cache_policy(kv, backend, model_with_bias.shape) == EIGHT_BITS
     assert cache_policy("tiered", backend, model_with_bias.shape, "256,512").lengths == (256, 512)
+    assert cache_policy("tiered", backend, model_with_bias.shape, "256").lengths == (256, 256)
     assert cache_policy("f16", backend, model_with_bias.shape) == F16
     assert cache_policy(None, backend, tiny.shape) == TIERED
 
@@ -39,9 +40,11 @@ def test_memory_pressure_keeps_eight_bits(level):
     assert (hot, warm) == (min(256, tighten(TIERED, level).lengths[0]), EVERYTHING)
 
 
-def test_a_squeezed_chat_has_no_page_in_four_bits(model_with_bias):
+@pytest.mark.parametrize("tiers", [None, "256,all"])
+def test_a_squeezed_chat_has_no_page_in_four_bits(model_with_bias, tiers):
+    """Also if the user asked for tiers without 4 bits."""
     backend = NativeBackend(model_with_bias, threads=1)
-    cache = backend.new_cache(cache_policy(None, backend, model_with_bias.shape))
+    cache = backend.new_cache(cache_policy(None, backend, model_with_bias.shape, tiers))
     backend.pool.pressure = lambda: 0.99
     for start in range(0, 640, 64):
         backend.prefill(list(range(start % 60, start % 60 + 64)), cache)
