@@ -160,6 +160,17 @@ async def test_the_first_measurement_does_not_hold_up_a_switch(chatting, measure
         await until(pilot, lambda: "numbered from 1 to 4" in notices(app)[-1])
 
 
+async def test_a_number_of_no_model_does_not_end_the_first_measurement(chatting, measurement):
+    """It goes on once the error is shown."""
+    async with chatting() as (app, pilot):
+        await ask(app, pilot, "Hello")
+        await until(pilot, lambda: "Getting to know the model" in screen_text(app))
+        await send(app, pilot, "/model 99")
+        await until(pilot, lambda: "numbered from 1 to" in "".join(notices(app)))
+        read = len(measurement)
+        await until(pilot, lambda: len(measurement) > read + 2)
+
+
 async def test_a_switch_waits_for_the_rating_in_progress(chatting, measurement):
     """The rating was lost, and a notice of the error was on the screen for a moment."""
     async with chatting() as (app, pilot):

@@ -92,8 +92,12 @@ class ModelActions:
             self.choose()
             return
         self._chat.host.interrupt()  # the first measurement of a model can take a minute
-        in_use = await self._model_in_use()
-        name = await asyncio.to_thread(models.find_model, argument, in_use, self._chat.options.files)
+        try:
+            in_use = await self._model_in_use()
+            name = await asyncio.to_thread(models.find_model, argument, in_use, self._chat.options.files)
+        except Exception:
+            self._write.settle()
+            raise
         self._chat.start(partial(self._switch, name))
 
     def choose(self, words: str = "") -> None:
@@ -113,6 +117,7 @@ class ModelActions:
             return
         if await asyncio.to_thread(models.is_proposal, chosen):
             self.fetch.fetch(chosen)
+            self._write.settle()
         else:
             await self._switch(chosen if chosen == AUTO else files.model(chosen))
 
