@@ -187,16 +187,25 @@ class TierHistory:
             return self.asked
         if self._has_f16_only:
             return F16
+        row = self.choice
+        return replace(self.default, lengths=row.lengths) if row else self.default
+
+    @property
+    def choice(self) -> KVChoiceRow | None:
+        """Return the stored choice with its report. Return None if there is none, or if an earlier version
+        chose a policy with a tier that this model's pages cannot have."""
         row = self.store.kv.choice(*self.mine)
-        lengths = row.lengths if row else self.default.lengths
-        return limit_to(replace(self.default, lengths=lengths), self.default.lowest)
+        if row is None:
+            return None
+        chosen = replace(self.default, lengths=row.lengths)
+        return row if limit_to(chosen, self.default.lowest) == chosen else None
 
     @property
     def _has_f16_only(self) -> bool:
         return self.mine[1] == "reference"
 
     def status(self) -> KVStatus:
-        row, need = self.store.kv.choice(*self.mine), long_enough(self.candidates)
+        row, need = self.choice, long_enough(self.candidates)
         long = self.store.kv.long_replies(self.mine[0], need)
         report = row.report if row else None
         return KVStatus(
@@ -366,7 +375,7 @@ class KVLoop:
         """Choose a policy from all stored measurements, and return a report. Store the choice if each
         candidate has enough measurements."""
         history, context, now = self.history, self.history.context(), pool.pressure()
-        before = history.store.kv.choice(*history.mine)
+        before = history.choice
         was_pressed = bool(before and before.report["pressed"])
         pressed = now > HIGH or (was_pressed and now >= LOW)
         found = history.summaries(lambda policy: policy.bytes(context, pool.sizes))

@@ -54,7 +54,7 @@ def test_a_squeezed_chat_has_no_page_in_four_bits(model_with_bias, tiers):
 
 
 def test_a_choice_of_an_earlier_version_keeps_eight_bits(model_with_bias, home, capsys):
-    """Earlier versions measured 4 bits for these models, too."""
+    """Earlier versions measured 4 bits for these models, too; the figures are not those of 8 bits."""
     store = Store(home / "ruvmlx.db")
     history = TierHistory(store, model_with_bias, "native")
     assert history.policy == history.status().policy == EIGHT_BITS
@@ -62,7 +62,11 @@ def test_a_choice_of_an_earlier_version_keeps_eight_bits(model_with_bias, home, 
     show_kv(kv_facts(history.status()))
     assert "16 bits for the newest 256 tokens, 8 for all others" in capsys.readouterr().out
     store.kv.put_choice(*history.mine, KVChoiceRow((64, 512), {"reason": "the fastest"}, 0.0))
+    status = history.status()
+    assert status.policy == EIGHT_BITS and status.report is None and "the fastest" not in status.reason
+    store.kv.put_choice(*history.mine, KVChoiceRow((64, EVERYTHING), {"reason": "the fastest"}, 0.0))
     assert history.policy == replace(EIGHT_BITS, lengths=(64, EVERYTHING))
+    assert history.status().reason == "the fastest"
 
 
 def test_only_eight_bits_are_measured(model_with_bias, home):
