@@ -1,6 +1,7 @@
 """This module defines errors that the server sends to clients. An error has an HTTP status, a line of text,
 and, if a field of the request is wrong, the name of this field."""
 
+import re
 import traceback
 import uuid
 from collections.abc import Callable
@@ -40,8 +41,8 @@ RETRY_SECONDS = 1  # seconds: the default of the header Retry-After, for errors 
 def _without_data_folder(text: str) -> str:
     """Return the text with names in place of the paths of files in the data folder. A client of the server
     must not learn the name of the user or the places of the user's files."""
-    folder = str(home())
-    return text.replace(f"{folder}/", "").replace(folder, "the data folder")
+    path = rf"(?<![\w.-]){re.escape(str(home()))}(/|(?![\w-]))"  # not a part of another path
+    return re.sub(path, lambda found: "" if found[1] else "the data folder", text)
 
 
 class ApiError(RuvmlxError):

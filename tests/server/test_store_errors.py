@@ -4,6 +4,7 @@ import errno
 import sqlite3
 
 import pytest
+from ruvmlx.apps.server.errors import ApiError
 
 from ruvmlx.settings import home
 from ruvmlx.store.database import Database
@@ -53,3 +54,18 @@ def test_no_error_has_the_path_of_the_data_folder(serve, monkeypatch, fault):
             text = running.ask(method, path, body, authorization=f"Bearer {CHAT_KEY}").body.decode()
             assert "ruvmlx.db" in text or "the data folder" in text, (path, text)
             assert str(home()) not in text and str(home().parent) not in text, (path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("/data/ruvmlx.db is full", "ruvmlx.db is full"),
+        ("'/data/ruvmlx.db' and file:///data/a.db", "'ruvmlx.db' and file://a.db"),
+        ("no room in /data.", "no room in the data folder."),
+        ("/database/m.gguf, /data-2/m.gguf", "/database/m.gguf, /data-2/m.gguf"),
+        ("https://host/data/m.gguf", "https://host/data/m.gguf"),
+    ],
+)
+def test_only_the_data_folder_is_hidden(monkeypatch, text, shown):
+    monkeypatch.setenv("RUVMLX_HOME", "/data")
+    assert str(ApiError(500, text)) == shown
