@@ -137,11 +137,13 @@ GROUPS = {
     "The KV cache: what the model has read, kept so that it reads nothing twice": {
         "kv": (
             f"how exactly the KV cache is kept: f16 (16 bits a number), tiered ({describe_tiers()} by "
-            "age, which saves memory), or auto, which chooses"
+            "age, which saves memory; Qwen 2 and 2.5 and other models with a bias on their keys: no 4 bits), "
+            "or auto, which chooses"
         ),
         "kv_tiers": (
             f"at which ages the tokens of a tiered cache lose bits, as in {EXAMPLE}: {describe_lengths()}; "
-            f"automatic: {USUAL}, until kv_measure has found something better (`ruvmlx learn kv` shows it)"
+            f"automatic: {USUAL} (256,all for a model with a bias on its keys), until kv_measure has found "
+            "something better (`ruvmlx learn kv` shows it)"
         ),
         "kv_limit": (
             "how far a tiered cache that was chosen by measurement may change the model's predictions (KL "
