@@ -30,9 +30,10 @@ class LevelRecorder:
 
     def _record_one(self, change: LevelChange) -> None:
         before, after = self._lengths(change.before), self._lengths(change.after)
-        if before == after:
-            return
         is_over = after == self._lengths(0)
+        is_open = self._first_row is not None  # a policy chosen since can have the same lengths at all levels
+        if before == after and not (is_over and is_open):
+            return
         outcome = "undone" if is_over else "forced" if change.after > change.before else "eased"
         row = self._log.note(
             OptimizerAction(

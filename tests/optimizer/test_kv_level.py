@@ -1,10 +1,15 @@
 """Memory pressure takes the old tokens to 4 bits at once; the log has the action, its reason and its end."""
 
+from collections import deque
+from types import SimpleNamespace
+
 import pytest
 
-from ruvmlx.kv.policy import FOUR_BIT_LEVEL, TIERED, tighten
-from ruvmlx.kv.pool import HIGH
+from ruvmlx.kv.policy import EIGHT_BITS, FOUR_BIT_LEVEL, TIERED, TierPolicy, limit_to, tighten
+from ruvmlx.kv.pool import HIGH, LevelChange
+from ruvmlx.optimizer.kv_levels import LevelRecorder
 from ruvmlx.store.audit import disagreement
+from ruvmlx.tiers import WARM
 
 from .test_monitor import write
 
@@ -62,3 +67,17 @@ def test_a_level_ends_with_the_process(open_tiny, squeeze):
     with open_tiny() as again:
         *_, last = actions(again)
         assert last["outcome"] == "undone" and "closed" in last["why"]
+
+
+def test_a_level_ends_although_the_policy_has_changed(open_tiny):
+    """The policy that was chosen meanwhile has the same lengths at each level."""
+    with open_tiny() as runtime:
+        pool = SimpleNamespace(level=0, level_changes=deque(), pressure=lambda: 0.1)
+        policies = [EIGHT_BITS, limit_to(TierPolicy(lengths=(64, 2048)), WARM)]
+        recorder = LevelRecorder(runtime.optimizer.log, pool, lambda: policies[0])
+        pool.level_changes.extend(LevelChange(a, b, 0.95, 1, "short") for a, b in [(0, 3), (3, 4)])
+        recorder.record()
+        del policies[0]
+        pool.level_changes.extend(LevelChange(a, a - 1, 0.1, 1, "room") for a in (4, 3, 2, 1))
+        recorder.record()
+        assert [row["outcome"] for row in actions(runtime)] == ["forced", "undone"]
