@@ -42,6 +42,12 @@ class TierPolicy:
         """Return the lengths by the name of their tier, for example {"hot": 256, "warm": 2048}."""
         return lengths_by_name(self.lengths)
 
+    @property
+    def reach(self) -> int:
+        """Return the token offset in a text from which on tokens attend to pages in each tier that the policy
+        uses; 0 for f16, which has no lower tier."""
+        return max((age + PAGE for age in self.lengths if age < EVERYTHING), default=0)
+
     def counts(self, offset: int) -> tuple[int, ...]:
         """Return one number for each tier below hot: how many of the oldest pages, in a sequence of `offset`
         tokens, are in this tier or in a lower tier.

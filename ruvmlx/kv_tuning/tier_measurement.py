@@ -26,7 +26,7 @@ from ..backends.base import Backend, KVCache, original_model
 from ..backends.select import default_policy
 from ..engine.perplexity import kl_divergence
 from ..engine.types import GenerationResponse
-from ..kv.policy import EVERYTHING, F16, TierPolicy, limit_to
+from ..kv.policy import F16, TierPolicy, limit_to
 from ..kv.pool import HIGH, LOW, PagePool
 from ..models.config.model import Model
 from ..pausing import Pause, Stopped, stop_when
@@ -53,16 +53,10 @@ class NoRoom(Exception):
     measured policy by a policy that needs less memory."""
 
 
-def reach(policy: TierPolicy) -> int:
-    """Return the token offset in a text from which on tokens attend to pages in each tier that the policy
-    uses; 0 for f16, which has no lower tier."""
-    return max((age + PAGE for age in policy.lengths if age < EVERYTHING), default=0)
-
-
 def long_enough(candidates: tuple[TierPolicy, ...]) -> int:
     """Return the minimum number of tokens of a prompt and its reply for a measurement of all candidates. The
     minimum is the largest `reach` of the candidates plus two blocks plus TIMED tokens."""
-    return max(map(reach, candidates)) + 2 * PAGE + TIMED
+    return max(policy.reach for policy in candidates) + 2 * PAGE + TIMED
 
 
 @dataclass(frozen=True)
@@ -175,6 +169,7 @@ class TierHistory:
         """asked: the policy that the user chose, which overrides the measurements; None if the user chose
         none. A backend with only f16 caches ignores the user's policy."""
         self.store, self.mine = store, (model.fingerprint, backend)
+        self._has_f16_only = backend == "reference"
         self.asked = None if self._has_f16_only else asked
         self.default = default_policy(model.shape)
         self.candidates = tier_choice.candidates(self.default.lowest)
@@ -199,10 +194,6 @@ class TierHistory:
             return None
         chosen = replace(self.default, lengths=row.lengths)
         return row if limit_to(chosen, self.default.lowest) == chosen else None
-
-    @property
-    def _has_f16_only(self) -> bool:
-        return self.mine[1] == "reference"
 
     def status(self) -> KVStatus:
         row, need = self.choice, long_enough(self.candidates)
@@ -343,7 +334,9 @@ class KVLoop:
             if i == REPLIES_AT_ONCE:
                 return
             tokens = self.history.store.replies.tokens(reply_id)[: min(MAX_MEASURED_TOKENS, self._context)]
-            reading = TierComparison(self._backend, tokens, max(map(reach, self.history.candidates)))
+            reading = TierComparison(
+                self._backend, tokens, max(policy.reach for policy in self.history.candidates)
+            )
             for policy in missing:
                 cost = self._measure(reading, policy, pause)
                 row = KVMeasured(

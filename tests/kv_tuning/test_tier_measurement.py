@@ -12,7 +12,7 @@ from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.errors import UsageError
 from ruvmlx.kv.policy import EVERYTHING, F16, TIERED, TierPolicy
 from ruvmlx.kv_tuning import tier_choice, tier_measurement
-from ruvmlx.kv_tuning.tier_measurement import TIMED, Stopped, TierComparison, long_enough, reach
+from ruvmlx.kv_tuning.tier_measurement import TIMED, Stopped, TierComparison, long_enough
 from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.store import Store
 from ruvmlx.store.audit import disagreement
@@ -20,7 +20,7 @@ from ruvmlx.tiers import PAGE
 from tests.oracles.divergence import mean_kl
 
 SOON, LATER, NEVER = (TierPolicy("tiered", (64, warm)) for warm in (64, 128, EVERYTHING))
-COLD_FROM = reach(LATER)
+COLD_FROM = LATER.reach
 LONG = COLD_FROM + 2 * PAGE + TIMED
 
 
@@ -96,10 +96,10 @@ def test_it_is_what_one_reading_of_everything_gives(tiny_backend):
 
 @pytest.mark.parametrize("policy", [SOON, LATER, NEVER, TIERED])
 def test_reach_is_where_the_lowest_tier_begins(policy):
-    cold, low = policy.counts(reach(policy))
-    before = policy.counts(reach(policy) - PAGE)
+    cold, low = policy.counts(policy.reach)
+    before = policy.counts(policy.reach - PAGE)
     assert (low > 0 and before[1] == 0) if policy is NEVER else (cold > 0 and before[0] == 0)
-    assert reach(F16) == 0 and long_enough((SOON, LATER, NEVER)) == LONG
+    assert F16.reach == 0 and long_enough((SOON, LATER, NEVER)) == LONG
 
 
 def test_it_can_be_stopped_between_pieces(tiny_backend, monkeypatch):
