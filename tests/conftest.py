@@ -112,9 +112,9 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _same_draws(request, monkeypatch):
-    """This fixture gives a seed to each reply that has none, so that each run of a test has the same replies.
-    Without it, the model sometimes drew the end token as the first token, and a test then failed. A number in
-    the environment variable TEST_DRAWS gives other seeds."""
+    """This fixture gives a seed to each reply without a seed. Each run of a test then has the same replies.
+    Without the fixture, some replies ended at their first token, and a test then failed. A number in the
+    environment variable TEST_DRAWS gives other seeds."""
     new_generator, count = np.random.default_rng, itertools.count()
     name = zlib.crc32(request.node.nodeid.encode()) + int(os.environ.get("TEST_DRAWS", 0))
 

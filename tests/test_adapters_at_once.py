@@ -17,7 +17,7 @@ REQUESTS, ADAPTERS, PAGES = 100, 9, 12
 
 @pytest.fixture
 def runtime(tiny, tiny_neutral, tiny_whitening, home):
-    """With a KV budget of PAGES pages, and room for three adapters with their traces."""
+    """The runtime has a KV budget of PAGES pages. Its memory holds three adapters and their traces."""
     store = Store(home / "ruvmlx.db")
     store.model_data.put_reference_text(tiny.fingerprint, tiny_neutral)
     store.model_data.put_whitening(tiny.fingerprint, tiny_whitening)

@@ -39,8 +39,8 @@ RETRY_SECONDS = 1  # seconds: the default of the header Retry-After, for errors 
 
 
 def _without_data_folder(text: str) -> str:
-    """Return the text with names in place of the paths of files in the data folder. A client of the server
-    must not learn the name of the user or the places of the user's files."""
+    """Return the text without the path of the data folder. A file in the data folder keeps its own name in
+    the text. The path can contain the user's name, and a client of the server must not learn this name."""
     path = rf"(?<![\w.-]){re.escape(str(home()))}(/|(?![\w-]))"  # not a part of another path
     return re.sub(path, lambda found: "" if found[1] else "the data folder", text)
 

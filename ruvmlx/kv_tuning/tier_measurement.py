@@ -187,8 +187,8 @@ class TierHistory:
 
     @property
     def choice(self) -> KVChoiceRow | None:
-        """Return the stored choice with its report. Return None if there is none, or if an earlier version
-        chose a policy with a tier that this model's pages cannot have."""
+        """Return the policy that earlier measurements chose. Return None if the store has no choice. Return
+        None also for a choice with 4 bits if this model must not have 4 bits."""
         row = self.store.kv.choice(*self.mine)
         if row is None:
             return None

@@ -241,8 +241,9 @@ def _with_estimate(
 def _predicted_stars(
     question: str, response: GenerationResponse, learner: Learner | None
 ) -> PredictedStars | None:
-    """Return the prediction of the taste model. Return None before the first rating, while the model is not
-    fitted to the newest rating, because a reply must not wait for a fit, and if the model fails."""
+    """Return the stars that the taste model predicts for a reply. Return None before the first rating, and if
+    the model raises an error. Return None also if the model is not fitted to the newest rating, because a
+    reply must not wait for a fit."""
     model = learner.taste.fitted_model if learner is not None else None
     if model is None or not model.ratings:
         return None

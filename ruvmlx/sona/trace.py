@@ -83,7 +83,7 @@ class Trace:
     # The value of `logprob` when the reply was generated; None if this trace was recorded at that time.
     drawn_logprob: float | None = None
     stats: ReplyStats | None = None
-    logits: ReplyLogits | None = None  # None: a rating of the reply runs the output head, and takes longer
+    logits: ReplyLogits | None = None  # None: the rating must run the output head, which takes longer
     layer_gradient: LayerGradient | None = None  # None if it was not computed; only changes of layers need it
     # The sum of log p(y) under the base LoRA alone; None without a layer LoRA, because it equals
     # frozen_logprob.

@@ -49,8 +49,8 @@ class Search:
     def _in_messages(
         self, terms: list[str], limit: int, shown: list[SessionRow], session_id: str | None = None
     ) -> list[ChatHit]:
-        """Return the messages that contain every term, the newest message first. A message of a chat that
-        is not in `shown` is left out."""
+        """Return the messages of the chats in `shown` that contain every term. The newest message comes
+        first."""
         long = ['"' + term.replace('"', '""') + '"' for term in terms if len(term) >= _INDEXED]
         short = [_like(term) for term in terms if len(term) < _INDEXED]
         where = ["s.deleted IS NULL", *["m.content LIKE ? ESCAPE '\\'" for _ in short]]

@@ -80,7 +80,8 @@ def test_each_line_is_answered_as_alone_in_the_files_order(tiny_cli, prompts, an
 
 
 def test_the_replies_of_a_batch_have_their_traces(tiny_cli, prompts, answer):
-    """A rating of any of them computes with the numbers of the reply, also under another adapter."""
+    """A rating of a reply in a batch uses the numbers from the time when the model wrote the reply. This is
+    also true under another adapter."""
     rows = [row | {"adapter": name} for name in ("default", "work") for row in PROMPTS]
     tiny_cli("adapters", "use", "work", "--new")
     tiny_cli("adapters", "use", "default")

@@ -102,8 +102,9 @@ def test_text_and_calls_are_blocks_in_their_order():
 
 
 def test_arguments_that_are_no_json_do_not_vanish(claude, request_fields, says):
-    """Without streaming, the server puts the invalid arguments into an object with the key INVALID_JSON, as
-    Anthropic's documentation advises. With streaming, the server sends the model's text unchanged."""
+    """Without streaming, the server puts the invalid arguments into an object with the key INVALID_JSON.
+    Anthropic's documentation advises this form. With streaming, the server sends the model's unchanged text.
+    """
     say = '<tool_call>{"name": "%s", "arguments": %s}</tool_call>'
     says("So. " + say % ("weather", "{days: 3}") + say % ("time", '{"utc": true}'))
     request_fields |= {"tool_choice": {"type": "auto"}}

@@ -27,7 +27,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_no_error_has_the_path_of_the_data_folder(serve, monkeypatch, fault):
-    """Of no API, also not in a stream; each error says what is wrong."""
+    """No error of an API has the path of the data folder. Each error still says what is wrong."""
     running = serve(max_tokens=4)
     reply_id = running.chat().json["id"]
 
