@@ -183,20 +183,21 @@ class IdleLearner:
             lesson = Lesson(describe.not_learned(error_line(error)), stuck=True)
         self.stuck = self.stuck + 1 if lesson.stuck else 0
         if self._chat.phase != "closing":
-            self._is_waiting = lesson.waits
-            self._show_lesson(lesson.said)
+            self._show_lesson(lesson)
 
     def _show_work(self, line: str) -> None:
         if self._learning:
             self._chat.status.background = line
 
-    def _show_lesson(self, said: str) -> None:
+    def _show_lesson(self, lesson: Lesson) -> None:
         """Show the result of the idle work until the user types or clicks. If the user has typed or clicked
-        already, show the result for some seconds."""
+        already, show the result for some seconds. If there is nothing new, an earlier result stays."""
+        earlier = "" if self._is_waiting else self._lesson
+        said, self._is_waiting = lesson.said, lesson.waits
         if self._learning:
-            self._chat.status.background = self._lesson = said
-        elif said and not self._is_waiting:
+            self._chat.status.background = self._lesson = said or earlier
+        elif said and not lesson.waits:
             self._chat.status.flash(said, EFFECT_SHOWN)
         self._learning = False
-        if said and not self._is_waiting:
+        if said and not lesson.waits:
             self._rate.look_again()

@@ -113,6 +113,22 @@ async def test_idle_training_reports_its_result_once(rated_opener, open_tiny, mo
     assert not read_runtime(open_tiny, lambda runtime: runtime.learning.is_due())
 
 
+async def test_a_result_stays_when_later_idle_work_has_nothing_to_do(rated_opener, monkeypatch):
+    """The status line shows the result until the user returns, also after a minute."""
+    monkeypatch.setattr(promotion, "objection", lambda *_: "")
+    found, look = [], idle.learn
+
+    def note(*args):
+        found.append(look(*args).said)
+        return idle.Lesson(found[-1])
+
+    monkeypatch.setattr(idle, "learn", note)
+    async with idling(rated_opener()) as (app, pilot):
+        await until(pilot, lambda: "" in found[1:])
+        await until(pilot, lambda: len(found) > 4)
+        assert any(found) and "learned in the background" in status_line(app)
+
+
 async def test_the_open_chat_is_read_again_after_training(rated_opener, monkeypatch):
     """A chat that was not read again would delay the next reply."""
     monkeypatch.setattr(promotion, "objection", lambda *_: "")
