@@ -3,9 +3,9 @@
     python -m tests.campaigns.hour_of_load                  one hour
     python -m tests.campaigns.hour_of_load --seconds 900
 
-The people of test_soak.py (good, slow, rude, leaving and rating ones) come for some minutes, then nobody does,
-so that the server trains on the new ratings; this repeats. The KV budget and the page store are so small that
-chats are evicted. The memory is the resident memory of the server's process, once a second while people come.
+The people of test_soak.py (good, slow, rude, leaving and rating ones) come for some minutes. Then nobody
+comes, so that the server trains on the new ratings. This repeats. The KV budget and the page store are so
+small that chats are evicted. The memory is the resident memory of the server's process, once a second while people come.
 The first two rounds, in which the libraries are loaded and the caches fill, do not count.
 """
 
