@@ -5,8 +5,8 @@
 
 The people of test_soak.py (good, slow, rude, leaving and rating ones) come for some minutes. Then nobody
 comes, so that the server trains on the new ratings. This repeats. The KV budget and the page store are so
-small that chats are evicted. The memory is the resident memory of the server's process, once a second while people come.
-The first two rounds, in which the libraries are loaded and the caches fill, do not count.
+small that chats are evicted. The campaign reads the resident memory of the server's process once a second
+while people come. The first two rounds do not count: the libraries are loaded and the caches fill there.
 """
 
 import argparse
