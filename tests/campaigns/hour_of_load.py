@@ -33,6 +33,14 @@ LIMIT = 1.02  # of the memory of the first counted round
 SMALL = {"RUVMLX_KV_BUDGET": "400kB", "RUVMLX_KV_DISK": "2MB", "RUVMLX_SLOW_LOOP": "training"}
 
 
+class Readers(Crowd):
+    """The people of test_soak.py. After each answer, a good one reads for some seconds."""
+
+    async def good(self) -> None:
+        await super().good()
+        await asyncio.sleep(self.rng.uniform(1, 5))
+
+
 class Load:
     """One server and its rounds. rounds: the resident memory in bytes, once a second, of each round."""
 
@@ -50,9 +58,9 @@ class Load:
         facts = json.loads(self.process.stdout.readline())
         self.port, self.model = int(facts["base_url"].split(":")[2][:-3]), facts["model"]
 
-    def round(self) -> Crowd:
+    def round(self) -> Readers:
         """Let people come, then nobody until a training has ended."""
-        crowd, used, before = Crowd(self.port, self.model, BUSY), list[int](), self.trainings()
+        crowd, used, before = Readers(self.port, self.model, BUSY), list[int](), self.trainings()
 
         async def watch() -> None:
             while True:
@@ -86,7 +94,7 @@ def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--seconds", type=float, default=3600)
-    parser.add_argument("--people", type=int, default=30)
+    parser.add_argument("--people", type=int, default=40)
     given = parser.parse_args()
     until = time.monotonic() + given.seconds
     with tempfile.TemporaryDirectory(prefix="ruvmlx-load-") as folder, ExitStack() as stack:
