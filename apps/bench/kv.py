@@ -87,7 +87,8 @@ def _quality(ours: OnStage, tokens: int, lengths: tuple[int, ...]) -> list[Row]:
     """
     found = ours.call("quality", "\n\n".join(topics[name] for name in sorted(topics)), tokens, *lengths)
     named = ", ".join(f"{name} {age}" for name, age in zip(LENGTHS, lengths, strict=True))
-    policy, note = f"{named}, {tokens} tokens", f"{found['share']:.0%} of f16's bytes"
+    policy = f"{named}, {tokens} tokens"
+    note = f"{found['share']:.0%} of f16's bytes; no tier below {found['bits']} bits"
     usual = lengths == USUAL
     rows = (
         ("perplexity over f16's", 100 * found["change"], "%", COST[0]),

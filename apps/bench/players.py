@@ -20,11 +20,12 @@ from ruvmlx.engine.perplexity import perplexity
 from ruvmlx.kernels.decoder import MODULES
 from ruvmlx.kv.chain import Chain, extend, root
 from ruvmlx.kv.disk import CacheFolder
-from ruvmlx.kv.policy import TierPolicy
+from ruvmlx.kv.policy import TierPolicy, limit_to
 from ruvmlx.lora import MicroLoRA
 from ruvmlx.lora.base_lora import place_shape
 from ruvmlx.models.config.model import Model, ModelConfig
 from ruvmlx.sona.trace import Trace
+from ruvmlx.tiers import TIERS
 
 from .clocked import Clocked, steps
 from .other_runtimes import LlamaCpp, MlxLm
@@ -179,15 +180,21 @@ class Ruvmlx:
 
     def quality(self, text: str, tokens: int, *lengths: int) -> dict[str, float]:
         """Compare a policy of the KV cache with an f16 cache on the first `tokens` tokens of a text. Return
-        the relative change of perplexity, the KL, and the policy's share of f16's bytes.
+        the relative change of perplexity, the KL, the policy's share of f16's bytes, and the fewest bits.
 
-        lengths: the ages in tokens at which KV pages leave each tier for the next lower tier
+        lengths: the ages in tokens at which KV pages leave each tier for the next lower tier. The policy does
+            not use a tier below the lowest tier of the model's default policy.
         """
+        from ruvmlx.backends.select import default_policy
+
+        lowest = default_policy(self._model.shape).lowest
+        policy = limit_to(TierPolicy("tiered", tuple(lengths)), lowest)
         ids = self._model.tokenizer.encode(text[: 8 * tokens])[:tokens]
-        found = perplexity(self._backend, ids, tokens, TierPolicy("tiered", tuple(lengths)))
+        found = perplexity(self._backend, ids, tokens, policy)
         assert found.ppl_f16 is not None and found.kl_vs_f16 is not None
         share = found.kv.bytes / found.kv.f16_bytes
-        return {"change": found.ppl / found.ppl_f16 - 1, "kl": found.kl_vs_f16, "share": share}
+        change = found.ppl / found.ppl_f16 - 1
+        return {"change": change, "kl": found.kl_vs_f16, "share": share, "bits": TIERS[lowest].bits}
 
 
 def _names(tokens: list[int]) -> Chain:

@@ -10,7 +10,9 @@ from ruvmlx.apps.bench.other_runtimes import LlamaCpp
 from ruvmlx.apps.bench.players import Ruvmlx
 from ruvmlx.apps.bench.stage import OnStage, take_turns
 
+from ruvmlx.backends import select
 from ruvmlx.errors import RuvmlxError
+from ruvmlx.kv.policy import EIGHT_BITS
 from ruvmlx.models.load import load_model
 
 from ..cli.verbs import run  # noqa: F401 - a fixture
@@ -68,6 +70,15 @@ def test_what_a_policy_costs_is_told_by_tiers_that_hold_something(tiny_folder):
     wide, tight = (ours.quality(text, 240, *tiers) for tiers in ((256, 2048), (64, 64)))
     assert wide["kl"] == 0 and wide["change"] == 0 and wide["share"] == pytest.approx(1, abs=0.01)
     assert tight["kl"] > 0 and tight["change"] != 0 and tight["share"] < 0.8
+
+
+def test_a_policy_is_measured_without_the_tiers_that_the_model_never_has(tiny_folder, monkeypatch):
+    ours, text = Ruvmlx(str(tiny_folder), "native", 1), "the words of a text, again and again " * 40
+    four = ours.quality(text, 240, 64, 64)
+    monkeypatch.setattr(select, "default_policy", lambda shape: EIGHT_BITS)
+    eight = ours.quality(text, 240, 64, 64)
+    assert (four["bits"], eight["bits"]) == (4, 8)
+    assert four["share"] < eight["share"] < 1 and 0 < eight["kl"] < four["kl"]
 
 
 def test_the_learning_suite_rates_real_replies_and_spares_the_users_store(tiny_bench, home, monkeypatch):
