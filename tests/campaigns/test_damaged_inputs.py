@@ -9,9 +9,11 @@ from .damaged_inputs import campaign
 from .fuzz import NAMES
 
 PLANTED = """
-import os, sys, time
+import os, subprocess, sys, time
 from tests.campaigns import damaged_inputs
 from tests.campaigns.fuzz_targets import TARGETS, Target
+
+BUSY = "import time\\nwhile time.process_time() < 0.5: pass"
 
 def run(data):
     if data == b"abort":
@@ -21,7 +23,7 @@ def run(data):
     if data == b"hang":
         time.sleep(60)
     if data == b"slow":
-        time.sleep(0.5)
+        subprocess.run([sys.executable, "-c", BUSY])
     if data == b"memory":
         bytearray(60_000_000)
     if data == b"line":
