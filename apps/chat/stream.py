@@ -27,14 +27,16 @@ async def show_reply(
     After each frame, the function sleeps at least as long as the frame's computation took (but at most REST
     seconds for this reason), so that the app also handles keys on slow machines.
     """
-    safe, asked_at, response = Sanitizer(), time.perf_counter(), None
+    safe, asked_at, response, notes = Sanitizer(), time.perf_counter(), None, list[str]()
     status.meter = replace(Meter(), max_context=status.meter.max_context)
     async for chunks in arriving:
         started, busy = time.perf_counter(), time.thread_time()
         reply.begin()
         for chunk in chunks:
             if chunk.note:
-                reply.chosen = sanitize(chunk.note)
+                # a line that ends with "..." is about work in progress: the next line takes its place
+                notes = [note for note in notes if not note.endswith("...")] + [sanitize(chunk.note)]
+                reply.chosen = "\n".join(notes)
             status.meter = status.meter.after(chunk, asked_at)
         await _show(reply, chunks[-1], safe.feed("".join(chunk.text for chunk in chunks)))
         response = chunks[-1].response

@@ -157,7 +157,7 @@ class BestOf:
         try:
             return self._score(self.runs)
         except Exception as error:  # noqa: BLE001 - a judge's error must not lose the replies
-            self._note = FAILED.format(type(error).__name__)
+            self._note = " ".join(filter(None, [self._note, FAILED.format(type(error).__name__)]))
             self._score = _stars_by_place
             return self._score(self.runs)
 

@@ -158,5 +158,5 @@ class Arrivals:
             chunks[-1],
             text="".join(chunk.text for chunk in chunks),
             logprobs=tuple(token for chunk in chunks for token in chunk.logprobs),
-            note=next((chunk.note for chunk in chunks if chunk.note), ""),
+            note=" ".join(chunk.note for chunk in chunks if chunk.note),
         )

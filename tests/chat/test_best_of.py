@@ -36,6 +36,24 @@ async def test_progress_of_several_replies(chatting):  # noqa: F811
         assert reply.progress == "" and reply.text == "words"
 
 
+async def test_each_line_about_the_reply_stays_below_it(chatting):  # noqa: F811
+    """A later line took the place of an earlier one. Only a line about work in progress is replaced."""
+    notes = ["Opening Large ...", "Large: it is the largest", "Room for 2 of 4 replies.", "The judge failed."]
+
+    async def arriving():
+        for note in notes:
+            yield [Chunk("", note=note)]
+        yield [Chunk("words", 1)]
+
+    async with chatting() as (app, pilot):
+        reply = ReplyMessage()
+        await app.chat.transcript.add(reply)
+        await stream.show_reply(reply, arriving(), app.chat.status)
+        await until(pilot, lambda: "The judge failed." in screen_text(app))
+        assert all(note in screen_text(app) for note in notes[1:])
+        assert notes[0] not in screen_text(app)
+
+
 def test_plain_mode_says_how_many_there_are(open_tiny):
     sink = io.StringIO()
     source = io.StringIO("/best 2\nHello\n/next\n/best 17\n/best\n")

@@ -8,8 +8,10 @@ import pytest
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import LLMInferenceEngine, Sampling
 from ruvmlx.engine.best_of import CHECKPOINTS, FAILED, MARGIN, BestOf, requests_for
+from ruvmlx.engine.queue import Arrivals
 from ruvmlx.engine.scheduler import Scheduler
 from ruvmlx.engine.session import Session
+from ruvmlx.engine.types import Chunk
 from ruvmlx.kernels.micro import NotFinite
 from ruvmlx.lora.micro_lora import MicroLoRA
 from ruvmlx.sona.trace import Trace
@@ -241,6 +243,24 @@ def test_the_session_goes_on_after_the_reply_that_was_chosen(each):
     again = each.generate(request(prompt=None, input_ids=ids, session_id="s"))
     assert again.cached_tokens >= len(ids) - 3
     assert again.token_ids == each.generate(request(prompt=None, input_ids=ids)).token_ids
+
+
+def test_no_note_for_the_user_takes_the_place_of_another(engine):
+    """The user stops the replies before the first chunk: the judge fails at the end."""
+
+    def fail(runs):
+        raise np.linalg.LinAlgError
+
+    some = requests_for(seeded_request(max_new_tokens=1), 2)
+    some[0].cancel.set()
+    best = BestOf(engine, some, None, [None] * 2, fail, note="There is room for two.")
+    *_, last = chunks_of(best, engine, some[0])
+    both = f"There is room for two. {FAILED.format('LinAlgError')}"
+    assert last.note == both
+    arrived = Arrivals()
+    for note in ("There is room for two.", "", FAILED.format("LinAlgError")):
+        arrived.take(Chunk("", note=note))
+    assert arrived.drain_joined().note == both
 
 
 def test_a_step_that_fails_leaves_no_half_cache(engine, tiny_backend, monkeypatch):
