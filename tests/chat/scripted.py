@@ -39,6 +39,7 @@ class ScriptedRuntime:
         self.reasons: list[tuple[str, str, int]] = []  # (reply, reason, version), as ReasonHistory has them
         self.preferences: list[tuple[str, str, str]] = []  # (better, worse, kind), as the store has them
         self.store = SimpleNamespace(
+            chats=SimpleNamespace(deletion_times=dict),
             search_index=SimpleNamespace(is_clean=lambda: True),
             preferences=SimpleNamespace(of_chat=lambda _: self.preferences),
             ratings=SimpleNamespace(of_chat=self._ratings_of_chat),

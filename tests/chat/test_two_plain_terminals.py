@@ -5,6 +5,7 @@ from contextlib import closing
 
 from ruvmlx.apps.chat.options import ChatOptions
 from ruvmlx.apps.chat.plain import PlainChat
+from ruvmlx.apps.chat.steps.write import GONE
 
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
@@ -54,6 +55,6 @@ def test_after_another_program_deleted_the_chat_a_new_one_can_begin(home, tiny_f
     with closing(Runtime.open(Settings(model=str(tiny_folder), max_tokens=4))) as runtime:
         PlainChat(runtime, ChatOptions(max_new_tokens=4), source, sink).run()
     assert "New chat." in sink.getvalue() and sink.getvalue().count("Assistant: ") == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert capsys.readouterr().err.splitlines() == [f"ruvmlx: {GONE}"]
     with closing(Store(home / "ruvmlx.db")) as store:
         assert [chat.title for chat in store.chats.all()] == ["Name a sea."]

@@ -4,10 +4,11 @@ from contextlib import closing
 
 import pytest
 from ruvmlx.apps.chat.actions import write
+from ruvmlx.apps.chat.steps.write import GONE, IS_BACK
 
 from ruvmlx.store import Store
 
-from .helpers import ask, until
+from .helpers import ask, screen_text, until
 from .test_branches import chatting  # noqa: F401
 
 
@@ -65,3 +66,19 @@ async def test_a_reply_that_ends_after_the_other_terminals_is_the_one_on_the_scr
         reply = await ask(app, pilot, "Name a river.")
         assert reply.reply_id is not None
         assert path_of(home, session) == ["Name a river."]
+
+
+@pytest.mark.parametrize("key", ["enter", "ctrl+g"])
+async def test_a_chat_that_was_deleted_elsewhere_is_gone_or_comes_back(chatting, home, key):  # noqa: F811
+    """The error named a command of the shell, and the deleted chat came back without a word."""
+    async with chatting() as (app, pilot):
+        await ask(app, pilot, "Name a river.")
+        session, told = app.chat.state.session, []
+        with closing(Store(home / "ruvmlx.db")) as store:
+            for delete, line in ((store.chats.soft_delete, IS_BACK), (store.chats.delete, GONE)):
+                delete(session)
+                app.chat.prompt.text = "And now?" if key == "enter" else ""
+                await pilot.press(key)
+                await until(pilot, lambda line=line: app.phase == "idle" and line in screen_text(app))
+                told.append(session in store.chats.ids() and not store.chats.deletion_times())
+        assert told == [True, False]

@@ -23,6 +23,8 @@ from ..tools.described import result_lines
 from .shown import shown_question, shown_reply
 
 MOST_FOUND = 20  # the maximum number of messages that /find lists
+GONE = "another program has deleted this chat; /new begins another one."
+IS_BACK = "Another program had deleted this chat; now it is back."
 NAMES = {"user": "You", "assistant": "Assistant", "tool": "Tool"}
 
 
@@ -39,7 +41,24 @@ def say(state: ChatState, text: str, instead_of: int | None = None, function: st
     def begin(runtime: Runtime, cancel: threading.Event) -> Iterator[Chunk]:
         return runtime.chats.say(session, text, **options.for_answer(cancel), **how)
 
-    return begin
+    return _in_chat(session, begin)
+
+
+def _in_chat(session: str, begin: BeginReply) -> BeginReply:
+    """Return a function that begins a reply, and tells the user if another program has deleted the chat.
+    A reply in a soft-deleted chat brings the chat back."""
+
+    def begin_there(runtime: Runtime, cancel: threading.Event) -> Iterator[Chunk]:
+        try:
+            runtime.chats.turns(session, 1)
+        except NotFound:
+            raise NotFound(GONE) from None
+        told = IS_BACK if session in runtime.store.chats.deletion_times() else ""
+        for chunk in begin(runtime, cancel):
+            yield replace(chunk, note=f"{chunk.note} {told}".strip()) if told else chunk
+            told = ""
+
+    return begin_there
 
 
 def write_again(state: ChatState, message: int | None = None) -> BeginReply:
@@ -51,8 +70,11 @@ def write_again(state: ChatState, message: int | None = None) -> BeginReply:
     session, options = state.session, state.options
     state.tools.begin_answer()
     how = with_tools(state)
-    return lambda runtime, cancel: runtime.chats.again(
-        session, **options.for_answer(cancel), message=message, **how
+    return _in_chat(
+        session,
+        lambda runtime, cancel: runtime.chats.again(
+            session, **options.for_answer(cancel), message=message, **how
+        ),
     )
 
 
@@ -66,8 +88,11 @@ def write_more(state: ChatState, message: int | None = None) -> BeginReply:
     """Return a function that streams the rest of a cut reply. message: the message id of the reply; None: the
     last reply."""
     session, options = state.session, state.options
-    return lambda runtime, cancel: runtime.chats.continue_reply(
-        session, **options.for_reply(cancel), message=message
+    return _in_chat(
+        session,
+        lambda runtime, cancel: runtime.chats.continue_reply(
+            session, **options.for_reply(cancel), message=message
+        ),
     )
 
 
