@@ -85,11 +85,13 @@ def _taste(history: Any) -> dict[str, Any]:
     return asdict(known) | {"sentence": known.sentence}
 
 
-def _show_status(status: Any, as_json: bool, done: str) -> None:
+def _show_status(history: Any, status: Any, as_json: bool, done: str) -> None:
     """Show the present state of the adapter. done: a sentence that says what the command changed."""
+    facts = status_facts(status)
     if not as_json:
         say(done)
-    _show_facts(status_facts(status), as_json)
+        facts["taste"] = _taste(history)
+    _show_facts(facts, as_json)
 
 
 def _show_facts(facts: dict[str, Any], as_json: bool) -> None:
@@ -140,7 +142,7 @@ def undo(as_json: bool, **flags: Any) -> None:
             "The background learning after it no longer counts, either: "
             f"`ruvmlx learn rollback {before.adapter_version}` brings both back."
         )
-    _show_status(found, as_json, " ".join(filter(None, said)))
+    _show_status(history, found, as_json, " ".join(filter(None, said)))
 
 
 def _undone_line(kind: str) -> str:
@@ -173,7 +175,7 @@ def rollback(version: int | None, before: datetime | None, as_json: bool, **flag
     else:
         found, wanted = _before(history, before)
     gone = "" if wanted == found.adapter_version else _gone_line(wanted, found.adapter_version)
-    _show_status(found, as_json, _rollback_line(was, found.adapter_version) + gone)
+    _show_status(history, found, as_json, _rollback_line(was, found.adapter_version) + gone)
 
 
 def _gone_line(wanted: int, version: int) -> str:
@@ -290,7 +292,8 @@ STARTED_OVER = "The adapter starts over, as after `ruvmlx learn rollback 0`. Not
 @json_option
 def reset(as_json: bool, **flags: Any) -> None:
     """Start over from the original model. Versions stay on disk: `learn rollback VERSION` returns to one."""
-    _show_status(_history(flags).rollback(0), as_json, STARTED_OVER)
+    history = _history(flags)
+    _show_status(history, history.rollback(0), as_json, STARTED_OVER)
 
 
 _NEEDS = {

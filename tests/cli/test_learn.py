@@ -9,6 +9,7 @@ from ruvmlx.kv.policy import TierPolicy
 from ruvmlx.kv_tuning import tier_choice
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
+from ruvmlx.sona.user_taste import TasteStatus
 from ruvmlx.store import Store
 
 LEARN_FIELDS = {"ratings", "updates", "pending", "consolidations", "adapter_version", "kl"}
@@ -54,6 +55,18 @@ def test_learn_and_models_as_json(run, tiny_folder):
     shown = json.loads(run("show", str(tiny_folder), "--json")[1])
     assert {"name", "path", "format", "bits", "parameters", "bytes"} <= set(shown)
     assert isinstance(json.loads(run("ls", "--json")[1]), list)
+
+
+def test_undo_and_rollback_say_what_the_user_seems_to_like(run, tiny_folder, monkeypatch):
+    """As `learn status` and the chat's panel do."""
+    model = ("--model", str(tiny_folder))
+    for rating in ("up", "down"):
+        run("generate", "hello", "--max-tokens", "5", "--ignore-eos", *model)
+        run("rate", "last", rating, *model)
+    monkeypatch.setattr(TasteStatus, "sentence", "shorter replies")
+    for words in (("status",), ("undo",), ("rollback", "2")):
+        code, said, _ = run("learn", *words, *model)
+        assert code == 0 and "You seem to like: shorter replies." in said
 
 
 def test_the_router_is_seen_where_it_is_on(run, tiny_folder):
