@@ -217,8 +217,10 @@ def _announce(
     serving: "Serving", url: str, access: "Access", as_json: bool, is_open_to_all: bool = False
 ) -> None:
     """Print the server's address and key once the model is ready. Only if the output is a terminal, the
-    address of the page includes a key of the chat app, because another output can be a log that keeps the
-    key. is_open_to_all: True if the server listens on all addresses of this machine."""
+    address of the page includes a key of the chat app. Another output can be a log that keeps the key, so it
+    says where the keys are. is_open_to_all: True if the server listens on all addresses of this machine."""
+    from ..server.keys import key_file
+
     keys = access.keys
     model, adapter = serving.model_name, serving.runtime.learning.label
     if as_json:
@@ -243,9 +245,15 @@ def _announce(
     where = "" if url == f"{SERVER}/v1" else f" {url.removesuffix('/v1')}"
     show("# A chat in another terminal:")
     show_whole(f"ruvmlx chat --server{where}")
-    chat_key = f"#key={quote(access.chat_keys[0])}" if access.chat_keys and is_terminal() else ""
-    key_words = " (the key in the address opens them)" if chat_key else ""
-    show(f"Your chats in a browser{key_words}: {url.removesuffix('/v1')}/{chat_key}")
+    page = f"{url.removesuffix('/v1')}/"
+    if not access.chat_keys:
+        show(f"Your chats in a browser: {page}")
+    elif is_terminal():
+        key = quote(access.chat_keys[0])
+        show(f"Your chats in a browser (the key in the address opens them): {page}#key={key}")
+    else:
+        where = f"one of --api-key, else one of {key_file()}"
+        show(f"Your chats in a browser: {page}#key=KEY, with an API key in place of KEY: {where}.")
 
 
 VERBS = [serve]

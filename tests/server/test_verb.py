@@ -71,7 +71,7 @@ def test_json(start, number):
     ]
 
 
-def test_three_lines_to_paste(start):
+def test_three_lines_to_paste(start, home):
     """A shell runs them as they are."""
     process = start("--api-key", "key-of-sixteen-characters")
     lines = [line.rstrip("\n") for line in iter(process.stdout.readline, "# A chat in another terminal:\n")]
@@ -85,7 +85,8 @@ def test_three_lines_to_paste(start):
     url = lines[2].partition("=")[2]
     assert process.stdout.readline().strip() == f"ruvmlx chat --server {url.removesuffix('/v1')}"
     page = process.stdout.readline().strip()  # no key: this is no terminal
-    assert page == f"Your chats in a browser: {url.removesuffix('v1')}"
+    assert page.startswith(f"Your chats in a browser: {url.removesuffix('v1')}#key=KEY, with an API key ")
+    assert page.endswith(f"{home / 'api_keys'}.") and "key-of-sixteen-characters" not in page
     with pytest.raises(urllib.error.HTTPError, match="401"):
         ask(url, "/models")
     assert ask(url, "/models", key="key-of-sixteen-characters")["data"]
