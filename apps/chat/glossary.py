@@ -26,7 +26,11 @@ KL: The distance between what two models say, in nats per token: 0 is the same m
 log-probability: How likely the model finds a text, per token: -0.1 is very likely, -3 is not.
 preference: Your choice between two replies to one question, or your own version of a reply. The
     model learns from it at once, as from a rating.
+quality: An estimate of how the newest replies look: whether they end, repeat nothing, have the
+    length that the question asks for, and fit your taste. It says nothing about truth.
 rating: Your opinion of a reply: good, bad, or 1 to 5 stars. The model learns from it at once.
+rest: The memory of the program that is not the model, the caches or what was learned: Python,
+    libraries and the screen.
 system prompt: A text that the model reads before the chat, for example "Answer briefly". /system
     sets it, /prompt shows all that the model reads.
 temperature: How freely words are drawn: 0 always takes the likeliest one, 1 draws as the model
@@ -35,6 +39,8 @@ tier: A part of the cache with one precision, chosen by the age of its tokens: r
     oldest.
 token: A piece of text that the model reads or writes at once: a word or a part of one, some four
     letters.
+topics: How many groups of similar questions your rated replies have. "Seen" counts how often the
+    model read such a reply as an example (the setting examples).
 training: A longer lesson from all your ratings, in your pauses or by `ruvmlx learn consolidate`.
     A test decides whether its result is used.
 version: What was learned up to one rating. Each rating makes a new version; /rollback returns to an

@@ -126,6 +126,11 @@ def test_a_word_can_be_learned_inside_the_tool(word):
     assert word in glossary.explain("")
 
 
+@pytest.mark.parametrize("row", ["topics", "quality", "rest"])
+def test_a_row_of_the_side_panel_is_explained(row):
+    assert glossary.explain(row).startswith(f"{row}: ")
+
+
 def test_a_word_that_is_not_explained_brings_a_similar_one():
     with pytest.raises(NotFound, match="Did you mean 'adapter'"):
         glossary.explain("adaptor")
