@@ -123,18 +123,13 @@ class Conversations:
             for m in (messages.newest(session_id, newest) if newest else messages.branch(session_id))
         ]  # fmt: skip
 
-    def prompt_text(self, session_id: str) -> str:
-        """Return the prompt of the reply that is shown last, with its special tokens.
-
-        If no shown reply has stored tokens, return the prompt for the message "...".
-        """
-        turns = self.turns(session_id)
-        shown = next((turn.reply_id for turn in reversed(turns) if turn.reply_id), None)
-        ids = self._store.replies.get(shown).prompt_ids if shown else []
-        if not ids:
-            messages, _ = self._read(session_id, [*turns, Turn("user", "...")], 1)
-            ids = self._model.tokenizer.encode_chat(messages)
-        return self._model.tokenizer.text_with_specials(ids)
+    def prompt_text(self, session_id: str, max_new_tokens: int = 1, tools: ToolOffer = NO_TOOLS) -> str:
+        """Return the prompt of the next reply, with its special tokens. The message "..." stands for the next
+        message of the user."""
+        turns = [*self.turns(session_id), Turn("user", "...")]
+        messages, read = self._read(session_id, turns, max_new_tokens, tools)
+        request = GenerationRequest(messages=messages, max_new_tokens=max_new_tokens, **read)
+        return self._model.tokenizer.text_with_specials(self._writer.encode_request(request).encoded or [])
 
     def count_tokens(self, text: str) -> int:
         """Return the number of tokens of a text for this model."""

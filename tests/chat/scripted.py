@@ -111,7 +111,7 @@ class ScriptedRuntime:
     def template_system(self):
         return ""
 
-    def prompt_text(self, session_id):
+    def prompt_text(self, session_id, max_new_tokens):
         return "".join(turn.content for turn in self.spoken[session_id])
 
     def set_system(self, session_id, system):

@@ -24,7 +24,8 @@ def test_what_is_left_out_is_what_the_prompt_lacked(open_tiny):
         chat = runtime.chats.new_chat("Be brief.")
         for place, question in enumerate(QUESTIONS):
             say(runtime, chat, question, n=8)
-            gone, prompt = runtime.chats.left_out(chat, 8), runtime.chats.prompt_text(chat)
+            gone, read = runtime.chats.left_out(chat, 8), runtime.store.replies.get("last").prompt_ids
+            prompt = runtime.model.tokenizer.text_with_specials(read)
             asked = [turn.id for turn in runtime.chats.turns(chat) if turn.role == "user"]
             assert [f"Number {n}:" in prompt for n in range(place + 1)] == [i not in gone for i in asked]
         assert gone and len(gone) < len(runtime.chats.turns(chat))

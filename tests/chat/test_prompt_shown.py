@@ -19,8 +19,8 @@ def run_plain(runtime, *lines, system=None):
     return sink.getvalue()
 
 
-def test_the_prompt_is_the_one_that_the_model_got(open_tiny):
-    """Token by token, with the special ones; before the first reply, what would be sent."""
+def test_the_prompt_begins_with_what_the_model_got(open_tiny):
+    """Token by token, with the special ones; "..." stands for the next message."""
     with open_tiny() as runtime:
         said = run_plain(runtime, "Hello", "/prompt", system="Be brief.")
         reply = runtime.store.replies.get("last")
@@ -28,6 +28,14 @@ def test_the_prompt_is_the_one_that_the_model_got(open_tiny):
         assert runtime.model.tokenizer.text_with_specials(reply.prompt_ids).strip() in said
         assert "Be brief." in shown and "Hello" in shown
         assert "..." in run_plain(runtime, "/prompt") and "Be brief." not in run_plain(runtime, "/prompt")
+
+
+def test_the_prompt_is_the_one_of_the_next_reply(open_tiny):
+    """It was that of the last reply, with the system prompt that the user had replaced."""
+    with open_tiny() as runtime:
+        said = run_plain(runtime, "Hello", "/system Be long.", "/prompt", system="Be brief.")
+        assert "Be long." in said.partition("Assistant:")[2].partition("Be long.")[2]
+        assert "Be brief." not in said
 
 
 def test_the_templates_own_system_prompt_is_shown(starter_file, open_tiny):

@@ -59,7 +59,7 @@ def test_the_result_goes_back_and_the_answer_continues(required_call):
     [turn] = runtime.chats.add_results(chat, [ToolResult(response.calls[0], "24 degrees")])
     assert (turn.role, turn.content, turn.calls) == ("tool", "24 degrees", response.calls)
     answer, _ = read_stream(runtime.chats.answer_results(chat, tools=OFFER, **options()))
-    prompt = runtime.chats.prompt_text(chat)
+    prompt = runtime.model.tokenizer.text_with_specials(runtime.store.replies.get("last").prompt_ids)
     places = [prompt.index(words) for words in ("Weather", "The weather?", "<tool_call>", "24 degrees")]
     asked = prompt.rindex('{"name": "forecast", "arguments": {"city"')
     assert places[0] < places[1] < asked < places[3]

@@ -5,6 +5,7 @@ from ruvmlx.runtime import Runtime
 from .. import describe, models, roles
 from ..state import ChatState, Outcome, text_outcome
 from .settings import value_lines
+from .write import with_tools
 
 
 def use_model(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
@@ -71,9 +72,10 @@ def answer_as(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def prompt(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    """Show the whole prompt of the last shown reply, with the markers that the chat template adds. Before the
-    first reply, show the prompt for the message "..."."""
-    return text_outcome(runtime.chats.prompt_text(state.session))
+    """Show the whole prompt of the next reply, with the markers that the chat template adds. The message
+    "..." stands for the next message of the user."""
+    tools = with_tools(state)
+    return text_outcome(runtime.chats.prompt_text(state.session, state.options.max_new_tokens, **tools))
 
 
 def status(runtime: Runtime, state: ChatState, _: str) -> Outcome:
