@@ -234,13 +234,15 @@ def main() -> None:
     given = parser.parse_args()
     numbers = range(given.first, given.first + given.count)
     if given.worker is not None:
-        return work(given.kinds[0], numbers, given.worker)
+        work(given.kinds[0], numbers, given.worker)
+        return
     if given.only is not None:
         with tempfile.TemporaryDirectory() as folder:
             target = TARGETS[given.kinds[0]](Path(folder))
             data = damaged(target, given.kinds[0], given.only)
             print(data[:2000], is_accepted(target.run, data))
-            return target.close()
+            target.close()
+        return
     print("| kind | inputs | refused | good input | slower at most | over at most | child | wrong |")
     print("|---|---|---|---|---|---|---|---|")
     wrong = []
