@@ -17,6 +17,7 @@ from ..learning_words import share_text
 from .completion_values import complete_adapters
 from .options import BUILT_IN, load_model, resolve, setting_option, unknown_adapter
 from .output import json_option, log, print_json, show
+from .path_types import NewPath
 from .settings import note_setting
 from .text_output import TableColumn, count, hint, say, shell_path, table
 from .verb import VerbGroup
@@ -205,7 +206,7 @@ def save(name: str, as_json: bool, **flags: Any) -> None:
 
 
 @adapters.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=NewPath(path_type=Path))
 @_model
 @_adapter
 @click.option(
@@ -324,7 +325,7 @@ def _why_not_deleted(name: str) -> str:
 
 
 @adapters.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=NewPath(path_type=Path))
 @_model
 @_adapter
 @click.option(

@@ -10,12 +10,13 @@ from ruvmlx import settings as config
 from ruvmlx.text import size
 
 from .output import json_option, print_json
+from .path_types import NewPath
 from .text_output import count, hint, say, shell_path, short_path
 from .verb import Verb
 
 
 @click.command(cls=Verb)
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=NewPath(path_type=Path))
 @click.option("--replace", is_flag=True, help="FILE may exist: it is replaced when the new one is checked.")
 @json_option
 def backup(file: Path, replace: bool, as_json: bool) -> None:

@@ -14,6 +14,7 @@ from ruvmlx.errors import UsageError
 from .number_types import WholeNumber
 from .options import model_options, require_new_file, resolve
 from .output import json_option, log, print_json, show_whole
+from .path_types import NewPath
 from .text_output import TableColumn, hint, say, table
 from .verb import Verb
 
@@ -43,7 +44,7 @@ SUITES = ("all", "kernels", "model", "kv", "serving", "learning", "load", "chat"
 )
 @click.option(
     "--report",
-    type=click.Path(path_type=Path),
+    type=NewPath(path_type=Path),
     help="Write the report to a new FILE.html (with charts) or FILE.md.",
 )
 @click.option("--rounds", type=WholeNumber(min=3), help="Turns of each runtime.")

@@ -20,6 +20,7 @@ from ruvmlx.text import backend_in_words, size
 from .number_types import WholeNumber
 from .options import require_new_file
 from .output import json_option, log, print_json, show
+from .path_types import NewPath
 from .text_output import TableColumn, count, hint, short_paths, table
 from .verb import Verb
 
@@ -234,7 +235,7 @@ _LABELS = {"witness log": "log"}  # names of checks in JSON -> words for people
 @click.option(
     "--report",
     "file",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=NewPath(dir_okay=False, path_type=Path),
     help="Also measure, and write a report for others, without your words, names or paths.",
 )
 @click.option(
@@ -246,7 +247,7 @@ _LABELS = {"witness log": "log"}  # names of checks in JSON -> words for people
 )
 @click.option(
     "--export-metal",
-    type=click.Path(path_type=Path),
+    type=NewPath(path_type=Path),
     metavar="DIR",
     help="Write the Metal source of every GPU kernel to DIR instead.",
 )

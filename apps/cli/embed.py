@@ -12,6 +12,7 @@ from ruvmlx.text import one_line
 
 from .options import open_runtime, require_new_file, resolve, setting_options
 from .output import json_option, print_json
+from .path_types import NewPath
 from .text_output import count, say
 from .verb import Verb
 
@@ -26,7 +27,7 @@ MAX_LINE_BYTES = 1 << 20  # the maximum number of bytes of an input line; 8,192 
 @click.command(cls=Verb)
 @click.argument("texts", metavar="TEXT... | -", nargs=-1, required=True)
 @click.option(
-    "--out", "-o", type=click.Path(path_type=Path), help="A new .npy file: float32, one row for each text."
+    "--out", "-o", type=NewPath(path_type=Path), help="A new .npy file: float32, one row for each text."
 )
 @setting_options("model", "backend", "threads")
 @json_option

@@ -17,6 +17,7 @@ from .interrupt import ctrl_c_sets
 from .number_types import WholeNumber
 from .options import model_options, open_runtime, resolve, sampling_options
 from .output import json_option, log, print_json
+from .path_types import OutputFile
 from .verb import Verb
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ MAX_STDIN_BYTES = 8 << 20  # the maximum number of bytes of standard input; usua
 @click.option(
     "--out",
     "-o",
-    type=click.Path(path_type=Path),
+    type=OutputFile(path_type=Path),
     help="With --prompts: the file of results; a run that ended early goes on in it.",
 )
 @model_options

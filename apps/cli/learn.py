@@ -29,6 +29,7 @@ from .learn_router import router_arms, router_of, show_router
 from .number_types import Number, WholeNumber
 from .options import BUILT_IN, DATES, load_model, model_options, open_runtime, resolve, unknown_adapter
 from .output import json_option, log, print_json, show, show_whole
+from .path_types import NewPath
 from .text_output import facts as table_of_facts
 from .text_output import say
 from .verb import VerbGroup
@@ -322,7 +323,7 @@ def export(format_: str, **flags: Any) -> None:
 
 
 @learn.command("chart")
-@click.option("--svg", type=click.Path(path_type=Path), help="Write the chart as SVG to this new file.")
+@click.option("--svg", type=NewPath(path_type=Path), help="Write the chart as SVG to this new file.")
 @model_options
 @json_option
 def taste_chart(svg: Path | None, as_json: bool, **flags: Any) -> None:

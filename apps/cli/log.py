@@ -19,6 +19,7 @@ from .completion_values import complete_log_kinds
 from .number_types import WholeNumber
 from .options import DATES
 from .output import json_option, print_json
+from .path_types import OutputFile
 from .text_output import TableColumn, count, hint, say, table
 from .verb import VerbGroup
 
@@ -189,7 +190,7 @@ def verify_log(kept: str | None, as_json: bool) -> None:
 
 @log.command("export")
 @filter_options
-@click.option("--out", "-o", type=click.Path(path_type=Path), help="File to write; it must not exist yet.")
+@click.option("--out", "-o", type=OutputFile(path_type=Path), help="File to write; it must not exist yet.")
 @json_option
 def export_log(out: Path | None, as_json: bool, **wanted: Any) -> None:
     """Print rows as JSON lines, the oldest first; with --json as one object."""

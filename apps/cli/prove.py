@@ -22,6 +22,7 @@ from .number_types import Number, WholeNumber
 from .options import load_and_open, model_options, resolve
 from .output import json_option, log, print_json, show
 from .own_scorer import own_scorer
+from .path_types import NewPath
 from .text_output import TableColumn, count, hint, say, table
 from .verb import Verb
 
@@ -82,12 +83,12 @@ KEPT_REPLIES = "prove-replies.db"  # file in the data folder with replies of the
 @click.option("--reverse", type=WholeNumber(min=0), help="The user wants the opposite after N ratings.")
 @click.option(
     "--suite",
-    type=click.Path(dir_okay=False),
+    type=NewPath(dir_okay=False),
     help="Run all users and variants, or those of --user and --learn; add the results to this file.",
 )
 @click.option(
     "--report",
-    type=click.Path(dir_okay=False),
+    type=NewPath(dir_okay=False),
     help="Write the suite's results as a report, such as REPORT.md.",
 )
 @model_options

@@ -19,6 +19,7 @@ from .completion_values import complete_chats, complete_deleted_chats, complete_
 from .number_types import WholeNumber
 from .options import open_runtime, resolve, setting_options
 from .output import json_option, log, print_json, show_whole
+from .path_types import OutputFile
 from .session_imports import import_each, tell_imported, watching_many
 from .session_words import (
     ALIKE,
@@ -174,7 +175,7 @@ def _like(hit: Any) -> dict[str, Any]:
 @click.option(
     "--format", "form", type=click.Choice(["md", "json"]), help="By default the file's ending, or md."
 )
-@click.option("--out", "-o", type=click.Path(path_type=Path), help="File to write; it must not exist yet.")
+@click.option("--out", "-o", type=OutputFile(path_type=Path), help="File to write; it must not exist yet.")
 @json_option
 def export_session(session_id: str, form: str | None, out: Path | None, as_json: bool) -> None:
     """Export a chat as Markdown, or as JSON with all branches, which can be imported."""

@@ -37,6 +37,34 @@ def tiny(tiny_folder):
     return ("--model", str(tiny_folder))
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("backup",), ("adapters", "export"), ("adapters", "fuse"), ("doctor", "--report"),
+        ("doctor", "--export-metal"), ("embed", "x", "--out"), ("learn", "chart", "--svg"),
+        ("bench", "--report"), ("prove", "--suite"), ("prove", "--report"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_text_does_not_go_to_standard_output(run, words, tmp_path, monkeypatch):
+    """The command wrote a file with the name "-"."""
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(*words, "-")
+    assert code == 2 and out == "" and one_line(err) and "standard output" in err and "./-" in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_lines_and_texts_go_to_standard_output(run, learned, tiny_folder, tmp_path, monkeypatch):
+    """With the name "-" for the file, as without a file."""
+    monkeypatch.chdir(tmp_path)
+    for words in (("log", "export"), ("sessions", "export", "last")):
+        assert run(*words, "--out", "-")[:2] == run(*words)[:2]
+    (tmp_path / "p.jsonl").write_text('{"id": 1, "prompt": "Hello"}\n')
+    some = ("generate", "--prompts", "p.jsonl", "--max-tokens", "2", *tiny(tiny_folder))
+    code, out, _ = run(*some, "--out", "-")
+    assert code == 0 and json.loads(out)["id"] == 1
+    assert not (tmp_path / "-").exists()
+
+
 def test_a_mistyped_adapter_is_not_begun(run, learned, tiny_folder):
     """`adapters use` switches to nothing new without --new."""
     code, out, err = run("adapters", "use", "wrok", *tiny(tiny_folder))
