@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -265,7 +265,7 @@ class Replies:
         for reply_id in reply_ids:
             self._erase(reply_id)
         gone = set(reply_ids)
-        for reply_id in after - gone:
+        for reply_id in (self._with_versions(after) if after else after) - gone:
             self._forget_prompt(reply_id)
         shown = self._db.rows("SELECT id, examples FROM replies WHERE examples != ''") if gone else []
         for reply_id in [row["id"] for row in shown if not gone.isdisjoint(row["examples"].split())]:
@@ -296,11 +296,24 @@ class Replies:
         return [row["id"] for row in rows]
 
     def forget(self, reply_ids: Sequence[str]) -> bool:
-        """Commit the deletion of replies outside of chats. Returns True if the deleted words are gone from
-        all files (`Database.truncate_log`)."""
+        """Commit the deletion of replies outside of chats and of their other versions. Returns True if the
+        deleted words are gone from all files (`Database.truncate_log`)."""
         with self._db.transaction():
-            self.erase(*reply_ids)
+            self.erase(*self._with_versions(reply_ids))
         return self._db.truncate_log()
+
+    def _with_versions(self, reply_ids: Iterable[str]) -> set[str]:
+        """Return these ids, and the ids of the replies that best of n wrote beside these replies or that the
+        user made from them."""
+        found = set(reply_ids)
+        rows = self._db.rows(
+            "SELECT id, coalesce(edited, beside) AS origin FROM replies"
+            " WHERE beside IS NOT NULL OR edited IS NOT NULL ORDER BY seq"
+        )
+        for row in rows:  # an edited reply comes after its origin, which can be an edited reply itself
+            if row["origin"] in found:
+                found.add(row["id"])
+        return found
 
     def _erase(self, reply_id: str) -> None:
         self._traces.delete(reply_id)

@@ -202,9 +202,30 @@ def test_deletion_takes_the_words(serve, tiny, home):
     )
     assert [row.prompt_ids for row in kept] == [[], [], []] and not kept[0].text and kept[1].text
     running.stop()
+    assert_no_words(tiny, home)
+
+
+def assert_no_words(tiny, home):
     words = forms(tiny)
     for file in filter(lambda found: found.is_file(), home.rglob("*")):
         assert not any(word in file.read_bytes() for word in words), file
+
+
+def test_deletion_takes_the_words_of_other_versions(serve, tiny, home):
+    """Of the replies that best of n wrote beside the response, and of texts that the user preferred to it."""
+    running = serve(best_of=3)
+    asked = f"{SECRET} is what I ask about"
+    first = post(running, asked, temperature=1.0)
+    known = in_runtime(running, lambda runtime: runtime.store.replies.outside_chats())
+    assert len(known) == 3
+    post(running, "more", temperature=1.0, **follow_up(first))  # three prompts that have the words
+    better = {"id": first.json["id"], "preferred": f"{SECRET}!"}
+    assert running.ask("POST", "/v1/ratings", better).status == 200
+    assert running.ask("DELETE", path(first)).status == 200
+    left = in_runtime(running, lambda runtime: runtime.store.replies.outside_chats())
+    assert len(left) == 3 and not {*left} & {*known}
+    running.stop()
+    assert_no_words(tiny, home)
 
 
 def test_the_newest_ones_stay(serve, monkeypatch):
