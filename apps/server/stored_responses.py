@@ -76,12 +76,13 @@ class _StoredOutput(Struct):
 
 
 async def keep_response(call: Call, body: ResponsesBody, answer: answers.ResponseAnswer) -> None:
-    """Store the input of the request and the response to it, unless the request has `store: false`. If the
-    store fails, the client gets its answer even so, with `store: false`, and the log gets the reason."""
-    if not answer.store:
+    """Store the input of the request and the response to it, unless the request has `store: false`. Then
+    store only which response it continues, because a deletion of that response also deletes this prompt. If
+    the store fails, the client gets its answer even so, with `store: false`, and the log gets the reason."""
+    if not answer.store and body.previous_response_id is None:
         return
-    sent = msgspec.json.encode(items_of(body))
-    row = ResponseRow(answer.id, body.previous_response_id, call.salt, sent, msgspec.json.encode(answer))
+    words = [msgspec.json.encode(items_of(body)), msgspec.json.encode(answer)] if answer.store else [b"", b""]
+    row = ResponseRow(answer.id, body.previous_response_id, call.salt, *words)
     try:
         await call.serving.host.call_between(lambda runtime: runtime.store.responses.add(row))
     except StoreError as error:

@@ -15,8 +15,8 @@ MOST_LINKS = 1_000  # the maximum number of responses in one conversation
 @dataclass(frozen=True)
 class ResponseRow:
     """One response. id: the id of its reply. previous: the id of the response that its request continued.
-    input, answer: JSON of this request only, without the earlier conversation. tenant: a digest of the API
-        key of the request; "": there was no key."""
+    input, answer: JSON of this request only, without the earlier conversation; empty if the client wants no
+        stored response. tenant: a digest of the API key of the request; "": there was no key."""
 
     id: str
     previous: str | None
@@ -54,7 +54,8 @@ class Responses:
         """Return a response. Raises NotFound if no response has this id, or if the response belongs to
         another tenant."""
         rows = self._db.rows(
-            "SELECT id, previous, tenant, input, answer FROM responses WHERE id = ? AND tenant = ?",
+            "SELECT id, previous, tenant, input, answer FROM responses"
+            " WHERE id = ? AND tenant = ? AND answer != x''",
             response_id,
             tenant,
         )

@@ -228,6 +228,20 @@ def test_deletion_takes_the_words_of_other_versions(serve, tiny, home):
     assert_no_words(tiny, home)
 
 
+def test_deletion_takes_the_words_of_continuations_that_are_not_stored(serve, tiny, home):
+    """A response with `store: false` that continues the deleted one: its prompt has the words, too."""
+    running = serve()
+    first = post(running, f"{SECRET} is what I ask about")
+    later = post(running, "more", store=False, **follow_up(first))
+    assert running.ask("GET", path(later)).status == 404
+    assert post(running, "and more", **follow_up(later)).status == 404
+    assert running.ask("DELETE", path(first)).status == 200
+    kept = in_runtime(running, lambda runtime: runtime.store.replies.get(later.json["id"]))
+    assert kept.prompt_ids == [] and kept.text
+    running.stop()
+    assert_no_words(tiny, home)
+
+
 def test_the_newest_ones_stay(serve, monkeypatch):
     """The oldest go when there are too many, or too many bytes; a conversation has its own limit."""
     running = serve()
