@@ -11,12 +11,14 @@ import re
 from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from ..backends.base import QUESTIONS, Backend, TwoSided, original_model, worker
+from ..errors import StoreError
 from ..models.config.model import Message, Model
 from ..pausing import Pause
 from ..store import ReplyRow, Store
@@ -277,10 +279,12 @@ class RatingIndex:
         )  # fmt: skip
 
     def flush(self) -> None:
-        """Store the pending learning signals. The ratings themselves are already committed."""
-        rows, self._pending = [s.row() for s in self._pending], []
-        if rows:
-            self._store.signals.add(rows)
+        """Store the pending learning signals. The ratings themselves are already committed, so if the store
+        cannot be written, the signals wait for the next call."""
+        if self._pending:
+            with suppress(StoreError):
+                self._store.signals.add([s.row() for s in self._pending])
+                self._pending = []
 
     # -- queries ------------------------------------------------------------------------------------
 
