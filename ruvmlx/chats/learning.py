@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .. import settings as config
 from ..backends.base import SAMPLES, Backend, preserve_lora, worker
 from ..engine.types import GenerationRequest
-from ..errors import NotFound, SideFailed, UsageError
+from ..errors import NotFound, SideFailed, StoreBusy, UsageError
 from ..lora.residency import Residency
 from ..lora.targets import parse
 from ..models.config.model import Model
@@ -212,12 +212,13 @@ class Learning:
         measured features of a reply (measure_directions.py).
 
         The call takes seconds after many replies, or if ratings change more than the output head. The work
-        checks `cancel` every few tens of milliseconds. The next call, or the rating, does the remaining work.
+        checks `cancel` every few tens of milliseconds. It ends if another process has locked the store. The
+        next call, or the rating, does the remaining work.
         unseen: an event that ends the writing of unseen replies alone; None: `cancel` ends it
         """
         if self.learner is None:
             return
-        with contextlib.suppress(Stopped, SideFailed):
+        with contextlib.suppress(Stopped, SideFailed, StoreBusy):
             self.learner.settle(stop_when(cancel) if cancel is not None else None, watch)
             if cancel is not None:
                 self._write_unshown(self.learner, stop_when(unseen or cancel))

@@ -9,9 +9,10 @@ import pytest
 from ruvmlx.apps.cli import generate
 
 from ruvmlx.engine.types import Chunk
-from ruvmlx.errors import StoreError
+from ruvmlx.errors import StoreBusy, StoreError
 from ruvmlx.settings import store_file
 from ruvmlx.store import Store
+from ruvmlx.store.traces import Traces
 
 from .verbs import one_line
 
@@ -144,3 +145,21 @@ def test_an_error_after_words_begins_a_line(capsys):
     with pytest.raises(StoreError):
         generate._print_reply(chunks(), quiet=False)
     assert capsys.readouterr().out == "The Red River\n"
+
+
+@pytest.mark.parametrize("as_json", [(), ("--json",)])
+def test_a_store_that_is_locked_after_the_reply_is_no_error(run, tiny_folder, monkeypatch, as_json):
+    """The reply was printed, and the exit code was 5. Only a later rating of the reply takes longer."""
+
+    def fail(*_):
+        raise StoreBusy("locked")
+
+    model = ("--model", str(tiny_folder))
+    asked = ("generate", "hello", "--max-tokens", "3", "--ignore-eos", *model)
+    for words in (asked, ("rate", "last", "up", *model)):
+        assert run(*words)[0] == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(Traces, "put", fail)
+        code, out, err = run(*asked, *as_json)
+    assert (code, err) == (0, "") and out.strip()
+    assert run("rate", "last", "up", *model)[0] == 0
