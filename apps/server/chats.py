@@ -6,14 +6,14 @@ endpoints of this module (`Endpoint.is_private`).
 """
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ruvmlx.engine.types import GenerationRequest
-from ruvmlx.errors import NotFound
+from ruvmlx.errors import NotFound, StoreError
 from ruvmlx.models.text.thinking import Thought, split
 from ruvmlx.runtime import Runtime
 
@@ -194,19 +194,29 @@ async def say(call: Call) -> Answer:
 
 
 def _question(runtime: Runtime, body: SayBody, like: GenerationRequest) -> GenerationRequest:
-    """Save the user's message in the chat, and return the request for the reply to it. like: a request whose
-    options the new request copies."""
-    chats = runtime.chats
+    """Save the user's message in the chat, and return the request for the reply to it. If the message is
+    refused, leave no new chat and no new system prompt. like: a request whose options the new request
+    copies."""
+    chats, rows = runtime.chats, runtime.store.chats
     chat = _existing_chat(runtime, body.chat) if body.chat is not None else chats.new_chat(body.system)
+    before = rows.get(chat).system
     if body.chat is not None and body.system is not None:
         chats.set_system(chat, body.system)
-    request = chats.question(
-        chat,
-        body.content,
-        sampling=like.sampling,
-        max_new_tokens=like.max_new_tokens,
-        adapter_id=like.adapter_id,
-    )
+    try:
+        request = chats.question(
+            chat,
+            body.content,
+            sampling=like.sampling,
+            max_new_tokens=like.max_new_tokens,
+            adapter_id=like.adapter_id,
+        )
+    except BaseException:
+        with suppress(StoreError):
+            if body.chat is None:
+                rows.delete(chat, seconds=0)
+            else:
+                rows.set_system(chat, before)
+        raise
     return replace(request, tenant=like.tenant, patience=like.patience, request_id=like.request_id)
 
 

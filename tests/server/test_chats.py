@@ -171,6 +171,17 @@ def test_a_message_without_a_reply_is_not_stored(serve, monkeypatch):
     assert [message["role"] for message in messages] == ["user", "assistant"] * 2
 
 
+def test_a_refused_message_changes_no_chat(serve):
+    """Neither the system prompt that came with it, nor a new chat for it."""
+    running = serve()
+    chat = say(running, "hello", system="Be brief.")[0]["chat"]
+    for fields in ({"chat": chat, "system": "Be long."}, {}):
+        asked = {"model": running.model, "content": "word " * 3000, "max_tokens": 6, **fields}
+        assert running.ask("POST", "/v1/chats", asked, **KEY).status == 400
+    assert get(running, f"/v1/chats/{chat}").json["system"] == "Be brief."
+    assert in_runtime(running, lambda runtime: runtime.store.chats.ids()) == {chat}
+
+
 def test_markdown(shared):
     """Typed HTML stays text, no picture is loaded, no script is a link."""
     text = "**bold** <b>x</b>\n\n![p](http://a/b.png) [l](javascript:alert(1))\n\n```py\nx < 1\n```\n"
