@@ -133,7 +133,10 @@ class SessionsOnDisk:
             self.remove(session.owner)
 
     def remove(self, owner: str | None) -> None:
-        """Remove the cache files that only the chat with the session id `owner` uses."""
+        """Remove the cache files that only the chat with the session id `owner` uses. If `owner` is REQUESTS,
+        only end the other thread's write: the caller removes the files through another CacheFolder."""
+        if owner == REQUESTS:
+            self.wait()
         if self.folder is not None and owner is not None and owner != REQUESTS:
             self.folder.remove(owner)
 

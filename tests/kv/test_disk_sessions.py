@@ -11,6 +11,7 @@ from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
 from ruvmlx.engine.session_disk import SessionsOnDisk
 from ruvmlx.kv import owners, page_file
+from ruvmlx.kv.disk import CacheFolder
 from ruvmlx.kv.policy import F16
 from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.tiers import PAGE
@@ -175,6 +176,26 @@ def test_another_policy_is_another_cache(tiny, folder):
         return found
 
     assert [count_cached(policy) for policy in (F16, SMALL, SMALL, F16)] == [0, 0, 99, 99]
+
+
+def test_nothing_is_written_for_requests_whose_words_were_deleted(tiny, folder, monkeypatch):
+    """The deletion uses another object for the folder, so the other thread must have ended before."""
+    begun, go_on, write = threading.Event(), threading.Event(), page_file.write
+
+    def slowly(*args):
+        begun.set()
+        go_on.wait(0.2)
+        write(*args)
+
+    monkeypatch.setattr(page_file, "write", slowly)
+    engine = LLMInferenceEngine(tiny, NativeBackend(tiny, threads=1), SMALL, folder)
+    engine.generate(GenerationRequest(input_ids=tokens_of(300), resumable=True, max_new_tokens=2))
+    assert begun.wait(20)
+    engine.sessions.drop(owners.REQUESTS)
+    CacheFolder(folder.path, 0).remove(owners.REQUESTS)
+    go_on.set()
+    engine.sessions.clear()
+    assert files(folder) == []
 
 
 def test_files_of_the_old_format_are_deleted(tiny, folder, nothing_early):
