@@ -149,3 +149,25 @@ def _explained_choice(found: CandidateSummary, why: str) -> KVChoice:
         f"{why} (KL {found.kl:.5f}, at most {found.upper:.5f}; {found.latency:.2f} of f16's time per token; "
         f"{size(found.bytes)})",
     )
+
+
+@dataclass(frozen=True)
+class KVStatus:
+    """The policy of new KV caches and its reason.
+
+    asked: True if the user chose the policy
+    report: the report that belongs to the stored choice of a policy; None before the first choice
+    long_replies: the number of stored replies that are long enough for a measurement
+    needed_tokens: the minimum number of tokens of a prompt and its reply for a measurement
+    observed: the result of `TierHistory._reply_averages`: figures of the newest replies' caches, one entry
+        for each policy
+    """
+
+    backend: str
+    policy: TierPolicy | None
+    asked: bool
+    reason: str
+    report: dict[str, Any] | None
+    long_replies: int
+    needed_tokens: int
+    observed: list[dict[str, Any]]

@@ -28,13 +28,13 @@ from ..engine.perplexity import kl_divergence
 from ..engine.types import GenerationResponse
 from ..kv.policy import F16, TierPolicy, limit_to
 from ..kv.pool import HIGH, LOW, PagePool
-from ..models.config.model import Model
+from ..models.config.model import Model, OtherShape
 from ..pausing import Pause, Stopped, stop_when
 from ..sampling import log_softmax
 from ..store import KVChoiceRow, KVMeasured, KVObservation, Store
 from ..tiers import COLD, HOT, PAGE, lengths_by_name
 from . import tier_choice
-from .tier_choice import KL_LIMIT, REPLIES, CandidateSummary, KVChoice, choose, summary
+from .tier_choice import KL_LIMIT, REPLIES, CandidateSummary, KVChoice, KVStatus, choose, summary
 
 BLOCKS = 8  # the maximum number of blocks of PAGE tokens, near the end of a reply, on which KL is measured
 # the number of tokens that the model reads between two calls of `pause`: 25 to 40 ms with the starter model
@@ -139,37 +139,24 @@ def _token_times(backend: Backend, tokens: list[int], caches: list[KVCache], pau
     return [median(taken) for taken in times]
 
 
-@dataclass(frozen=True)
-class KVStatus:
-    """The policy of new KV caches and its reason.
-
-    asked: True if the user chose the policy
-    report: the report that belongs to the stored choice of a policy; None before the first choice
-    long_replies: the number of stored replies that are long enough for a measurement
-    needed_tokens: the minimum number of tokens of a prompt and its reply for a measurement
-    observed: the result of `TierHistory._reply_averages`: figures of the newest replies' caches, one entry
-        for each policy
-    """
-
-    backend: str
-    policy: TierPolicy | None
-    asked: bool
-    reason: str
-    report: dict[str, Any] | None
-    long_replies: int
-    needed_tokens: int
-    observed: list[dict[str, Any]]
-
-
 class TierHistory:
     """A reader of the stored measurements and choices of KV policies, for one model on one backend. The
     reader needs the store but not the model's weights."""
 
-    def __init__(self, store: Store, model: Model, backend: str, asked: TierPolicy | None = None):
+    def __init__(
+        self,
+        store: Store,
+        model: Model,
+        backend: str,
+        asked: TierPolicy | None = None,
+        has_pages: bool = True,
+    ):
         """asked: the policy that the user chose, which overrides the measurements; None if the user chose
-        none. A backend with only f16 caches ignores the user's policy."""
+        none. A backend with only f16 caches ignores the user's policy. has_pages: False if the open backend
+        has no KV pages; without an open backend, the model and the backend's name can show this."""
         self.store, self.mine = store, (model.fingerprint, backend)
-        self._has_f16_only = backend == "reference"
+        no_pages = backend == "reference" or isinstance(model.shape, OtherShape)
+        self._has_f16_only = no_pages or not has_pages
         self.asked = None if self._has_f16_only else asked
         self.default = default_policy(model.shape)
         self.candidates = tier_choice.candidates(self.default.lowest)

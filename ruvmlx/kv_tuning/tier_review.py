@@ -8,7 +8,8 @@ from ..backends.select import asked_policy, cache_policy
 from ..engine import GenerationResponse, LLMInferenceEngine
 from ..settings import Settings
 from ..store import KVObservation, Store
-from .tier_measurement import KVLoop, KVStatus, TierHistory
+from .tier_choice import KVStatus
+from .tier_measurement import KVLoop, TierHistory
 
 
 class TierReview:
@@ -19,10 +20,11 @@ class TierReview:
         """Raises UsageError if the settings of the KV tiers are invalid."""
         model, backend = engine.model, engine.backend
         asked = asked_policy(settings.kv, model.shape, settings.kv_tiers)
-        self._history = TierHistory(store, model, backend.name, asked)
+        policy = cache_policy(settings.kv, backend, model.shape, settings.kv_tiers)
+        self._history = TierHistory(store, model, backend.name, asked, has_pages=policy is not None)
         self._loop = KVLoop(self._history, model, backend, settings.kv_limit)
         self._sessions, self._is_asked_for = engine.sessions, settings.kv_measure
-        if cache_policy(settings.kv, backend, model.shape, settings.kv_tiers) is not None:
+        if policy is not None:
             self._sessions.policy = self._history.policy
 
     def observation(self, request_session: str | None, response: GenerationResponse) -> KVObservation:
