@@ -29,7 +29,8 @@ class ThoughtStream:
     def flush(self) -> tuple[str, str]:
         """End the stream. Return the text that was held back, as text of the thought and of the answer."""
         held, self._held = self._held, ""
-        return (held.strip(), "") if self._end else ("", held)
+        thought = held.rstrip() if self._begun else held.strip()
+        return (thought, "") if self._end else ("", held)
 
     def _decide(self) -> None:
         begun = self._held.lstrip()

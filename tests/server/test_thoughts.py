@@ -12,7 +12,7 @@ TEXTS = [
     "<think>\nabc def\n</think>\n\nThe answer </think> is <think> 4.\n", "<think></think>x",
     "<think>  </think>  ",
     "\n <think>a < b </thin </think>ok", "[THINK]why[/THINK]because", "[THINK]a </think> b", "<think>a\n\n",
-    "<thinking>no tag</thinking>", "a <think>b</think> c", "<think>a  b </think> c ",
+    "<thinking>no tag</thinking>", "a <think>b</think> c", "<think>a  b </think> c ", "<think>a <",
 ]  # fmt: skip
 
 
