@@ -80,7 +80,9 @@ def _names(request: GenerationRequest) -> list[str]:
 
 def _has_object(call: ParsedCall) -> bool:
     try:
-        return isinstance(json.loads(call.arguments), dict)
+        found = json.loads(call.arguments)
+        json.dumps(found, allow_nan=False)  # raises ValueError for NaN and 1e999, which no JSON text can have
+        return isinstance(found, dict)
     except (ValueError, RecursionError):
         return False
 
@@ -107,8 +109,9 @@ def without_calls(
 
 
 def calls_to_json(calls: Sequence[ParsedCall]) -> str:
+    """Return the calls as JSON for the store. Raise ValueError for a number that JSON does not have."""
     rows = [{"id": c.id, "name": c.name, "arguments": json.loads(c.arguments)} for c in calls]
-    return json.dumps(rows) if rows else ""
+    return json.dumps(rows, allow_nan=False) if rows else ""
 
 
 def calls_of_json(text: str) -> tuple[ParsedCall, ...]:

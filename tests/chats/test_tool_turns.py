@@ -7,8 +7,8 @@ import pytest
 
 from ruvmlx.chats import stored_replies
 from ruvmlx.chats.chat_file import as_json, as_markdown, import_once
-from ruvmlx.chats.tool_turns import ToolOffer, ToolResult, calls_of_json, readable_result
-from ruvmlx.engine import Sampling
+from ruvmlx.chats.tool_turns import ToolOffer, ToolResult, calls_of_json, readable_result, split_calls
+from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.engine.context_window import REST_LEFT_OUT, Turn, as_messages, join_neighbours
 from ruvmlx.errors import NotFound
 from ruvmlx.models.text.tool_calls import ParsedCall
@@ -173,6 +173,22 @@ def test_odd_calls_of_a_file_are_left_out(tmp_path, calls):
     data = '[{"role": "assistant", "content": "x", "calls": ' + calls + "}]"
     chat = import_once(store, data.encode(), "f").session_id
     assert [row.calls for row in store.messages.branch(chat)] == [""]
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e999", "-Infinity"])
+def test_a_number_that_json_does_not_have_is_no_argument(tiny, tmp_path, number):
+    """Neither of a model's call nor of a file's, so an exported chat can be imported."""
+    request = GenerationRequest(tools=(FORECAST,), shows_calls=True)
+    said = f'<tool_call>\n{{"name": "forecast", "arguments": {{"city": {number}}}}}\n</tool_call>'
+    assert split_calls(tiny.tokenizer, request, said) == (said, [])
+    said = said.replace(number, "1e99")
+    assert len(split_calls(tiny.tokenizer, request, said)[1]) == 1
+    calls = '[{"id": "a", "name": "f", "arguments": {"x": 1e999}}]'
+    file = f'[{{"role": "user", "content": "q"}}, {{"role": "assistant", "content": "", "calls": {calls}}}]'
+    store = Store(tmp_path / "ruvmlx.db")
+    chat = import_once(store, file.encode(), "f").session_id
+    exported = json.dumps(as_json(store, chat)).encode()
+    assert not import_once(store, exported, "g").is_new
 
 
 def test_neighbours_with_calls_stay_apart():
