@@ -40,6 +40,9 @@ TURN_AGES = 6, 8, 10, 13, 16, 20, 25, 32, 40, 50, 63, 80, 100, 160, 250, 400
 LEAST_OLD = 6  # the minimum number of ratings before a turn
 REMEMBERED = 200  # the maximum number of ratings before a turn from which columns are selected
 TURN_COST = 8.0  # the minimum log-evidence that a turn must add
+# A user whose taste turned is not pleased by the next replies. So there is no turn before ratings whose first
+# SOON ratings have a mean (stars minus 3) of at least the share PLEASED of the highest rating.
+SOON, PLEASED = 10, 0.75
 
 
 @dataclass(frozen=True)
@@ -311,6 +314,7 @@ def turn(ratings: Rows, x: np.ndarray, variances: Variances) -> int:
     tastes with separate weights must be clearly more likely than one taste. x: [R, d], the design matrix."""
     count = len(ratings.y)
     cuts = sorted(count - recent for recent in TURN_AGES if count - recent >= LEAST_OLD)
+    cuts = [cut for cut in cuts if not _is_pleased(ratings, cut)]
     if not cuts:
         return 0
     ends = [0, *cuts, count]
@@ -328,6 +332,13 @@ def turn(ratings: Rows, x: np.ndarray, variances: Variances) -> int:
     )
     best = int(np.argmax(two))
     return cuts[best] if two[best] > one + TURN_COST else 0
+
+
+def _is_pleased(ratings: Rows, cut: int) -> bool:
+    """Return True if the ratings just after the cut are nearly as high as the highest rating. cut: the number
+    of ratings before the cut"""
+    stars = ratings[cut : cut + SOON].rated_stars
+    return len(stars) > 0 and float(stars.mean()) >= PLEASED * max(1.0, float(ratings.rated_stars.max()))
 
 
 def _sharper(variances: Variances) -> list[Variances]:

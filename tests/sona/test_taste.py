@@ -1,8 +1,11 @@
 """The taste model, on made-up replies and people whose taste is known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from ruvmlx.sona import taste_fit
 from ruvmlx.sona.taste import RatedFeatures, TasteModel
 from ruvmlx.sona.taste_columns import design
 from ruvmlx.sona.taste_features import features_of
@@ -88,6 +91,23 @@ def test_a_taste_that_stays_is_not_cut():
     for seed in range(5):
         assert fit_taste(sim.lists, 90, seed).ratings_before_turn == 0
         assert fit_taste(sim.shorter, 90, seed, wrong=0.2).ratings_before_turn == 0
+
+
+@pytest.mark.parametrize("thumbs", [False, True])
+def test_replies_that_please_are_no_turn(monkeypatch, thumbs):
+    """The replies follow the taste after 42 ratings, so that nearly all have five stars. Their features no
+    longer tell the stars apart."""
+    shown = sim.texts(60, seed=3)
+    given = sim.stars(sim.lists, shown)
+    given[42:] = 5
+    given[50] = 4
+    ratings = sim.rating_features(shown, given)
+    if thumbs:
+        ratings = [replace(one, rating="up" if int(one.rating) > 3 else "down") for one in ratings]
+    model = TasteModel.fit(ratings)
+    assert model.ratings_before_turn == 0 and agreement(model, sim.lists) > 0.5
+    monkeypatch.setattr(taste_fit, "PLEASED", 9.0)
+    assert TasteModel.fit(ratings).ratings_before_turn > 30
 
 
 def test_without_a_turn_the_order_of_ratings_does_not_matter():
