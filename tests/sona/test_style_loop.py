@@ -49,6 +49,7 @@ def rated_runtime(open_tiny, tiny, basis, monkeypatch):
     monkeypatch.setattr(taste_push, "FIRST_END", 99)
     monkeypatch.setattr(faults, "MAX_REPLY_TOKENS", 6)
     monkeypatch.setattr(faults, "MIN_VARIETY", 0.0)
+    monkeypatch.setattr(style_scale, "VARIETY_LOSS", 1.0)
     monkeypatch.setattr(faults, "questions", lambda: ("Why?", "How do bees fly?"))
     # a random model writes in random scripts, and random directions please nobody
     monkeypatch.setattr(faults, "is_foreign", lambda *_: False)
@@ -133,7 +134,7 @@ def test_more_faults_shrink_the_step_and_then_refuse_it(rated_runtime, monkeypat
     monkeypatch.setattr(style_loop.StyleLoop, "_worse", measure_and_count)
     report = rated_runtime.learning.consolidate()
     assert not report["promoted"] and "less variety" in report["reason"]
-    assert np.array(shares) / shares[0] == pytest.approx(style_loop.STEPS)
+    assert np.array(shares) / shares[0] == pytest.approx(style_scale.STEPS)
     assert rated_runtime.backend.lora is None and rated_runtime.status().adapter_version == 12
     assert (
         rated_runtime.status().last.report["reason"] == report["reason"]
@@ -150,15 +151,35 @@ def test_a_smaller_step_is_measured_before_its_use(rated_runtime, monkeypatch, h
     monkeypatch.setattr(
         style_loop.StyleLoop,
         "_worse",
-        lambda self, found, *more: tried.append(found) or "bad" * (len(tried) < 3),
+        lambda self, found, *more: (tried.append(found) or "bad" * (len(tried) < 3), 0.0),
     )
     counts = count_measurements(rated_runtime.learner, monkeypatch)
     assert rated_runtime.learning.consolidate()["promoted"]
     first, second, third = (one.ground.probe.floor for one in tried)
     used = rated_runtime.learner.probe.floor
     assert used == pytest.approx(third, rel=0.5) and first > second > third > 0
-    assert (third == pytest.approx(style_loop.STEPS[2] ** 2 * first, rel=1e-6)) == (not has_trained_base)
+    assert (third == pytest.approx(style_scale.STEPS[2] ** 2 * first, rel=1e-6)) == (not has_trained_base)
     assert counts["probe"] == (4 if has_trained_base else 2)
+
+
+@pytest.mark.parametrize(("second", "share"), [("good", 0.8), ("worse", 1.0), ("unclear", 1.0)])
+def test_replies_of_less_variety_lead_to_a_smaller_style(rated_runtime, monkeypatch, second, share):
+    """If the smaller style has faults or no clear gain, the larger style stays."""
+    monkeypatch.setattr(style_scale, "VARIETY_LOSS", 0.05)
+    seen = []
+
+    def worse(self, found, *more):
+        seen.append(found.scale)
+        return ("bad" * (second == "worse" and len(seen) > 1), 0.0625 if len(seen) == 1 else 0.04)
+
+    def gain(*_):
+        return (0.0, 1.0) if seen and second == "unclear" else (1.0, 0.0)
+
+    monkeypatch.setattr(style_loop.StyleLoop, "_worse", worse)
+    monkeypatch.setattr(TasteModel, "predict_gain", gain)
+    report = rated_runtime.learning.consolidate()
+    assert report["promoted"] and report["share"] == pytest.approx(share)
+    assert report["scale"] == pytest.approx(share * seen[0]) and report["gain"] == 1.0
 
 
 @pytest.mark.parametrize("pleases", [True, False])
@@ -177,7 +198,7 @@ def test_a_style_whose_replies_please_less_is_not_used(rated_runtime, monkeypatc
     report = rated_runtime.learning.consolidate()
     assert report["promoted"] == pleases and (report["gain"] > DOUBT * report["gain_deviation"]) == pleases
     if not pleases:
-        assert report["reason"].endswith("would please you more") and report["share"] == style_loop.STEPS[0]
+        assert report["reason"].endswith("would please you more") and report["share"] == style_scale.STEPS[0]
     assert (backend.lora is not None) == pleases
 
 

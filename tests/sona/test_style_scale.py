@@ -4,7 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from ruvmlx.sona.optional.style_scale import CLOSE_ENOUGH, RISE, TRIES, MeasuredBase, ScaleSearch
+from ruvmlx.sona.optional.style_scale import (
+    CLOSE_ENOUGH,
+    RISE,
+    TRIES,
+    MeasuredBase,
+    ScaleSearch,
+    smaller_share,
+)
 
 WANTED = 0.04
 
@@ -73,3 +80,15 @@ def test_a_model_that_computes_no_number_has_no_room():
     assert measurement(1, float("nan")).room(WANTED) == measurement(1, 0.01, float("inf")).room(WANTED) == 0
     assert measurement(1, WANTED / 4).room(WANTED) == pytest.approx(2)
     assert measurement(1, WANTED / 4, 4 * RISE).room(WANTED) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("share", "is_worse", "loss", "smaller"),
+    [
+        (1.0, False, 0.0, 0), (1.0, False, -0.1, 0), (1.0, False, 0.042, 0), (1.0, False, 0.05, 0.8),
+        (1.0, False, 0.5, 0.4), (0.4, False, 0.5, 0), (1.0, True, 0.0, 0.7), (0.8, True, 0.0, 0.7),
+        (0.7, True, 0.2, 0.4), (0.4, True, 0.0, 0),
+    ],
+)  # fmt: skip
+def test_a_smaller_share_follows_faults_and_the_lost_variety(share, is_worse, loss, smaller):
+    assert smaller_share(share, is_worse, loss) == pytest.approx(smaller)

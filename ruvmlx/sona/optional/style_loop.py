@@ -45,7 +45,7 @@ from .style_bank import BasisBuilder, StyleBank, texts
 from .style_basis import MODULE, RANK, StyleBasis
 from .style_choice import DOUBT, StyleChoice, agreement
 from .style_file import StyleFiles
-from .style_scale import TRIES, MeasuredBase, ScaleSearch
+from .style_scale import STEPS, TRIES, MeasuredBase, ScaleSearch, smaller_share
 
 # The base's maximum KL at a confidence of 1, nats per token. The MicroLoRA has the rest of the cap on the KL
 # (KL_CAP of instant.py). With a larger part for the base, simulated users preferred the replies less often
@@ -54,14 +54,11 @@ KL = 0.08
 # The loop uses no style if `agreement` is below -DISAGREEMENT. With 8 to 30 ratings, chance alone often makes
 # `agreement` negative.
 DISAGREEMENT = 2.0
-# shares of s that the loop tries in turn, until replies have no more faults than the original model's.
-# The replies must also have clearly more predicted stars than replies without the style. "Clearly": the gain
-# in stars minus DOUBT standard deviations is above 0 (docs/studies.md).
-STEPS = (1.0, 0.7, 0.4)
 UNDERSHOOT = 1.5  # the found s is usually so many times the s that the basis's own KL (`StyleBasis.kl`) gives
-PARTS = TRIES + len(STEPS) + 1  # the maximum number of parts of a step, for the progress
+PARTS = TRIES + len(STEPS) + 2  # the maximum number of parts of a step, for the progress
 SAVE_EVERY = 60.0  # seconds from one save of the bank to the next
 NAME = "style"  # the name of this loop in reports
+UNCLEAR = "it is not clear that replies to other questions would please you more"
 
 Progress = Callable[[int, int, float], None]
 T = TypeVar("T")
@@ -83,6 +80,22 @@ class _Candidate:
     update: instant.Update
     replies: list[SampledReply]
     features: list[ReplyFeatures]
+
+
+@dataclass(frozen=True)
+class _Tested:
+    """A style that was tested at a share of the largest scale.
+
+    gain, doubt: the predicted gain in stars over replies without the style, and its standard deviation
+    refusal: the reason why the style is not used; "" if it can be used
+    """
+
+    found: MeasuredBase
+    share: float
+    candidate: _Candidate
+    gain: float
+    doubt: float
+    refusal: str
 
 
 class StyleLoop:
@@ -195,29 +208,39 @@ class StyleLoop:
         found = self._within_limits(basis, choice, progress, pause)
         if found is None:
             return self._refuse("no change along the style basis stays within the limits", facts)
-        plain, largest = self._plain(pause), found
-        for tried, share in enumerate(STEPS):
-            progress(TRIES + 1 + tried, PARTS, math.nan)
-            if share < 1:
-                found = self._smaller(basis, choice, largest, share, pause)
-            styled = self._candidate(found.scale, found.ground, pause)
-            gain, doubt = learner.taste.model.predict_gain(styled.features, plain.features)
-            if gain <= DOUBT * doubt:  # a smaller style gains less, so no smaller share is tried
-                reason = "it is not clear that replies to other questions would please you more"
-                break
-            reason = self._worse(styled, choice.likes_longer, pause)
-            if not reason:
-                break
-        facts |= {"ppl_change": math.expm1(found.rise), "scale": found.scale, "share": share}
-        facts |= {"gain": gain, "gain_deviation": doubt}
-        if reason:
-            return self._without_style(reason, facts, pause)
-        if share < 1:
+        tested = self._shrunk(basis, choice, found, progress, pause)
+        found, styled = tested.found, tested.candidate
+        facts |= {"ppl_change": math.expm1(found.rise), "scale": found.scale, "share": tested.share}
+        facts |= {"gain": tested.gain, "gain_deviation": tested.doubt}
+        if tested.refusal:
+            return self._without_style(tested.refusal, facts, pause)
+        if tested.share < 1:
             found = self._at(basis, choice, found.scale, pause)
             styled = replace(styled, ground=found.ground, update=self._update(found.ground.probe))
         facts["ppl_change"] = math.expm1(found.rise)
         reason = f"a style from your {learner.taste.model.ratings} ratings"
         return self._promote(parent.version, styled, facts, reason)
+
+    def _shrunk(
+        self, basis: StyleBasis, choice: StyleChoice, largest: MeasuredBase, progress: Progress, pause: Pause
+    ) -> "_Tested":
+        """Test the style at smaller and smaller shares of the largest scale, and return the last result that
+        is not refused. Return the last result if all are refused."""
+        plain, share, good = self._plain(pause), STEPS[0], None
+        for tried in range(len(STEPS) + 1):
+            progress(TRIES + 1 + tried, PARTS, math.nan)
+            found = largest if share == 1 else self._smaller(basis, choice, largest, share, pause)
+            candidate = self._candidate(found.scale, found.ground, pause)
+            gain = self._learner.taste.model.predict_gain(candidate.features, plain.features)
+            is_clear = gain[0] > DOUBT * gain[1]
+            words, loss = self._worse(candidate, choice.likes_longer, pause) if is_clear else (UNCLEAR, 0.0)
+            tested = _Tested(found, share, candidate, *gain, words)
+            good = good if words else tested
+            # a smaller style gains less, so no smaller share is tried after an unclear gain
+            share = smaller_share(share, bool(words), loss) if is_clear else 0.0
+            if share == 0:
+                break
+        return good or tested
 
     def _without_style(self, reason: str, facts: dict[str, Any], pause: Pause) -> dict[str, Any]:
         """Remove the style of earlier ratings if there is one."""
@@ -317,14 +340,15 @@ class StyleLoop:
 
     # -- faults --------------------------------------------------------------------------------------
 
-    def _worse(self, candidate: "_Candidate", may_be_longer: bool, pause: Pause) -> str:
-        """Return in words which fault is worse than in the original model's replies to the same questions; ""
-        if no fault is worse. No user rated these questions. may_be_longer: as in `Faults.worse_than`"""
-        model = self._model
-        plain = self._learner.fault_baseline.sample(model, self._learner.backend, pause)
-        usual = Faults.of(plain, plain, model.tokenizer)
-        worse = Faults.of(candidate.replies, plain, model.tokenizer).worse_than(usual, may_be_longer)
-        return f"replies to other questions had more faults: {worse}" if worse else ""
+    def _worse(self, candidate: "_Candidate", may_be_longer: bool, pause: Pause) -> tuple[str, float]:
+        """Compare a candidate's replies with the original model's replies to the same questions. No user
+        rated these questions. Return in words which fault is worse, "" if no fault is worse; and the share of
+        the variety that is lost. may_be_longer: as in `Faults.worse_than`"""
+        tokenizer = self._model.tokenizer
+        plain = self._learner.fault_baseline.sample(self._model, self._learner.backend, pause)
+        usual, now = (Faults.of(replies, plain, tokenizer) for replies in (plain, candidate.replies))
+        worse = now.worse_than(usual, may_be_longer)
+        return (f"replies to other questions had more faults: {worse}" if worse else ""), 1 - now.variety
 
     # -- the end -------------------------------------------------------------------------------------
 

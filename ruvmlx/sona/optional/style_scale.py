@@ -24,6 +24,14 @@ CLOSE_ENOUGH = 0.8  # the search ends if s is this share of the estimated larges
 KL_CLOSE_ENOUGH = 0.9  # the same for the measurements of the KL alone
 # The KL is about proportional to s ** 2 for a small s, and to a higher power for a large s.
 POWER, MIN_POWER, MAX_POWER = 2.0, 1.5, 4.0
+# shares of s that the loop tries in turn, until replies have no more faults than the original model's.
+# The replies must also have clearly more predicted stars than replies without the style. "Clearly": the gain
+# in stars minus DOUBT standard deviations is above 0 (docs/studies.md).
+STEPS = (1.0, 0.7, 0.4)
+# If the replies lose more than this share of their variety, a smaller s is tried: the loss is about
+# proportional to s.
+VARIETY_LOSS = 0.04
+CLOSE_SHARE = 0.95  # a share that is not below this part of the measured one is not tried
 
 
 @dataclass(frozen=True)
@@ -116,3 +124,14 @@ def _power(before: tuple[float, float] | None, now: tuple[float, float]) -> floa
         return POWER
     power = math.log(now[1] / before[1]) / math.log(now[0] / before[0])
     return min(max(power, MIN_POWER), MAX_POWER)
+
+
+def smaller_share(share: float, is_worse: bool, loss: float) -> float:
+    """Return the share of s to try after `share`; 0 if no smaller share is needed, or none is left.
+
+    is_worse: True if the replies had more faults with `share`. loss: the share of the variety that they lost
+    """
+    if is_worse:
+        return next((step for step in STEPS if step < share), 0.0)
+    wanted = max(STEPS[-1], share * VARIETY_LOSS / loss) if loss > VARIETY_LOSS else share
+    return wanted if wanted < CLOSE_SHARE * share else 0.0
