@@ -133,7 +133,8 @@ def _features(background: Sequence[RatedFeatures], share: float) -> list[ReplyFe
 
 @dataclass(frozen=True)
 class TokenWeights:
-    """The taste model's weights of the K measures and words that apply to all questions.
+    """The taste model's weights of K measures and words, for a change of all replies. A measure in questions
+    that begin with one word counts by the share of such questions.
 
     mean, covariance: [K] and [K, K], the number of stars by which a rating rises if a measure
         (`measure_text`) rises by 1, or if the reply has a word once more
@@ -216,10 +217,10 @@ class TasteModel:
         own = {k: M + at for at, k in enumerate(k for k in which if fit.columns[k].word is not None)}
         total = np.zeros((M + len(own), fit.posterior.mean.size))
         total[:M, 1 : 1 + M] = np.diag(1 / fit.scale.spread)
-        for k in which:
-            measure = fit.columns[k].measure
-            if measure is not None:
-                total[measure, 1 + M + k] = 1 / fit.scale.spread[measure]
+        for k, column in enumerate(fit.columns):
+            if column.measure is not None:
+                share = fit.rows.share_of_questions(column.opener)
+                total[column.measure, 1 + M + k] = share / fit.scale.spread[column.measure]
         for k, row in own.items():
             total[row, 1 + M + k] = ROOT_STEP
         words = [fit.columns[k].word for k in own]

@@ -91,6 +91,11 @@ class Rows:
         """The values y of the rows that are not pairs."""
         return np.delete(self.y, self.pairs)
 
+    def share_of_questions(self, opener: int | None) -> float:
+        """Return the share of the rows whose question begins with the word that has the hash `opener`; 1 for
+        None."""
+        return 1.0 if opener is None else float(np.mean([each.opener == opener for each in self.replies]))
+
     def differences(self, values: np.ndarray) -> np.ndarray:
         """Return the values [R, C] of the R rows of the regression. A row of a rated reply has the reply's
         values. A row of a pair has the better reply's values minus the worse reply's values.

@@ -9,6 +9,7 @@ from ruvmlx.sona import taste_fit
 from ruvmlx.sona.taste import RatedFeatures, TasteModel
 from ruvmlx.sona.taste_columns import design
 from ruvmlx.sona.taste_features import features_of
+from ruvmlx.sona.taste_measures import MEASURES
 from tests.sona import simulated_tastes as sim
 
 UNSEEN = sim.texts(120, seed=99)
@@ -76,6 +77,25 @@ def test_one_thumb_without_background_teaches_no_direction():
     model = TasteModel.fit([RatedFeatures(f, "up") for f in sim.features(sim.texts(40, seed=3))])
     mean, _ = model.predict(sim.features(UNSEEN))
     assert mean.min() > 3.8 and np.std(mean) < 0.1
+
+
+def test_the_weights_for_all_questions_are_the_mean_over_the_rated_questions():
+    """The user likes lists in a third of the questions, and dislikes lists in the others. The slow way: raise
+    a measure of each rated reply, and take the mean rise of the prediction."""
+    shown = sim.texts(120, seed=1)
+    known = sim.rating_features(shown, sim.stars(sim.lists_for_how, shown))
+    model = TasteModel.fit(known)
+    assert any(column.opener is not None and column.measure is not None for column in model.fitted.columns)
+    weights, replies = model.token_weights().mean, model.fitted.rows.replies
+    for name in ("lists", "longer replies", "complete replies"):
+        at = [measure.more for measure in MEASURES].index(name)
+        raised = []
+        for reply in replies:
+            measures = reply.measures.copy()
+            measures[at] += 0.01
+            raised.append(replace(reply, measures=measures))
+        rise = (model.predict(raised)[0] - model.predict(replies)[0]) / 0.01
+        assert weights[at] == pytest.approx(rise.mean(), abs=2e-3)
 
 
 def test_a_taste_that_turns_is_followed_within_ten_ratings():
