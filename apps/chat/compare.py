@@ -74,10 +74,15 @@ def writing(
     text: a new question, or "" for the last question of the chat. first: True for the reply that is written
     first; this reply adds the new question to the chat. with_learned: True if the model uses the adapter for
     this reply. seed: the random seed of the reply; None: the seed of the options.
+
+    The model in use writes both replies. The function names the adapter, because the selector of `--model
+    auto` and the router make a choice only for a request that names no adapter.
     """
 
     def begin(runtime: Runtime, cancel: threading.Event) -> Iterator[Chunk]:
         how = options.for_reply(cancel) | {"untouched": not with_learned}
+        if with_learned and runtime.learner is not None:
+            how["adapter_id"] = runtime.learner.history.name
         if seed is not None:
             how["sampling"] = replace(options.sampling or runtime.writer.sampling(), seed=seed)
         if first and text:

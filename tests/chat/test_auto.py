@@ -3,7 +3,7 @@
 import io
 
 import pytest
-from ruvmlx.apps.chat import models
+from ruvmlx.apps.chat import compare, models
 from ruvmlx.apps.chat.app import ChatApp
 from ruvmlx.apps.chat.options import ChatOptions
 from ruvmlx.apps.chat.plain import PlainChat
@@ -99,6 +99,33 @@ def test_plain_mode_says_which_model_writes_and_keeps_the_chat(cache, alternate,
     assert notes.index(f"{TWO}: it") < notes.index(f"Opening {ONE} ...") < notes.index(f"{ONE}: it")
     assert "auto, in use, chooses one for each question" in said and "Model: auto." in said
     assert said.count("Rated good") == 1
+
+
+@pytest.mark.parametrize("sides", [[True, False], [False, True]])
+def test_both_replies_of_a_comparison_are_of_one_model_and_no_line_tells_which(
+    cache,  # noqa: F811
+    alternate,
+    monkeypatch,
+    capsys,
+    sides,
+):
+    """The selector chooses no model for a comparison."""
+    monkeypatch.setattr(compare, "order", lambda: list(sides))
+    sink, holder = io.StringIO(), ModelHolder(opener())
+    holder.open()
+    try:
+        source = io.StringIO("Hi\n/up\n/compare Which way?\n/effect\n")
+        code = PlainChat(holder, ChatOptions(**OPTIONS), source, sink).run()
+        runtime = holder.opened_runtime
+        rows = runtime.store.messages.all(runtime.chats.last_chat())
+        replies = [runtime.store.replies.get(row.reply_id) for row in rows if row.reply_id]
+    finally:
+        holder.close()
+    assert code == 0 and "Reply 2." in sink.getvalue()
+    assert [reply.model for reply in replies] == [TWO] * 5
+    assert [reply.adapter_version > 0 for reply in replies[1:]] == [*sides, False, True]
+    notes = capsys.readouterr().err
+    assert notes.count(": it answers such questions better") == 1 and f"Opening {ONE}" not in notes
 
 
 def test_the_word_auto_is_no_file(cache, tiny, tmp_path, monkeypatch):  # noqa: F811
