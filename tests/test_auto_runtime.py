@@ -1,5 +1,6 @@
 """`--model auto` on two tiny random models: a model is chosen for each question, and the chat is kept."""
 
+import shutil
 import threading
 from dataclasses import replace
 
@@ -90,6 +91,26 @@ def test_with_one_model_a_line_says_so_and_the_model_answers(settings, monkeypat
     )
     found = find_candidates(asked)
     assert [c.name for c in found.models] == [LARGE] and list(found.left_out) == [SMALL]
+
+
+def test_the_default_model_is_a_candidate_and_a_line_says_why_there_is_no_other(
+    settings, tmp_path, monkeypatch
+):
+    large = tmp_path / "my-model"
+    make_safetensors_model(large, max_context=512, seed=1, hidden_size=64)
+    shutil.rmtree(tmp_path / "hub" / f"models--{LARGE.replace('/', '--')}")
+    alone = "auto: no other model is known; name some in the setting auto_models; " + SMALL
+    assert find_candidates(settings).note == f"{alone} answers every question"
+    assert find_candidates(replace(settings, auto_models=SMALL)).note.startswith(alone)
+    monkeypatch.setenv("RUVMLX_MODEL", str(large))
+    found = find_candidates(settings)
+    assert [c.name for c in found.models] == [SMALL, str(large)] and not found.note
+    small = PROGRAM + found.models[0].own_bytes
+    real = candidates.MachineMemory.now
+    monkeypatch.setattr(candidates.MachineMemory, "now", lambda b, _: replace(real(b), limit=small))
+    assert "auto: no other model on this machine is clearly larger and fits" in find_candidates(settings).note
+    (large / "config.json").write_text("{")
+    assert find_candidates(settings).note.startswith(alone)
 
 
 # -- in a chat ---------------------------------------------------------------------------------------------

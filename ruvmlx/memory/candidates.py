@@ -1,18 +1,20 @@
 """This module finds the models from which `--model auto` chooses: models on this machine that fit into the
 memory together."""
 
+import contextlib
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ..backends.select import Choice, describe, for_model
-from ..errors import ModelNotFound, UsageError
+from ..errors import ModelNotFound, RuvmlxError, UsageError
 from ..models.config.header_facts import Facts
 from ..models.config.model import writes_nothing
 from ..models.find.local import local_paths, readable_models, survey
 from ..models.find.resolve import find_model
 from ..models.find.starter import STARTER_NAMES
 from ..progress import QUIET, Watch
-from ..settings import AUTO, Settings
+from ..settings import AUTO, Settings, resolve_one
 from ..text import size
 from .load_plan import PROGRAM, MachineMemory, Need
 
@@ -37,11 +39,13 @@ class AutoModel:
 @dataclass(frozen=True)
 class AutoModels:
     """The models of `auto`, the smallest first. limit: the most bytes of memory for all of them together.
-    left_out: the names of the models in `auto_models` for which there is no memory."""
+    left_out: the names of the models in `auto_models` for which there is no memory. known: the number of
+    models from which these models were chosen."""
 
     models: Sequence[AutoModel]
     limit: int
     left_out: Sequence[str] = ()
+    known: int = 1
 
     @property
     def best(self) -> AutoModel:
@@ -51,19 +55,22 @@ class AutoModels:
     @property
     def note(self) -> str:
         """A line for the user about models that are left out, or about a missing choice; "": all is well."""
+        said = ""
         if self.left_out:
             names = ", ".join(self.left_out)
             said = f"auto: there is no memory for {names} ({size(self.limit)} for all models together)"
-        else:
-            said = "auto: no other model on this machine fits beside it" if len(self.models) == 1 else ""
+        elif len(self.models) == 1 and self.known == 1:
+            said = "auto: no other model is known; name some in the setting auto_models"
+        elif len(self.models) == 1:
+            said = "auto: no other model on this machine is clearly larger and fits beside it"
         only = f"{self.best.name} answers every question" if len(self.models) == 1 else ""
         return "; ".join(filter(None, (said, only)))
 
 
 def find_candidates(settings: Settings, watch: Watch = QUIET) -> AutoModels:
     """Return the models of the setting auto_models that fit into the memory together, in the order of the
-    setting; without the setting, at most MOST_MODELS models of this machine. Raises ModelNotFound if there is
-    no model.
+    setting; without the setting, at most MOST_MODELS models of this machine and the default model of the
+    settings. Raises ModelNotFound if there is no model.
 
     The function reads the headers of the models' files. It downloads only a model that auto_models names.
     """
@@ -71,10 +78,10 @@ def find_candidates(settings: Settings, watch: Watch = QUIET) -> AutoModels:
     limit = MachineMemory.now(backend, settings.memory_bytes).limit
     if settings.auto_models:
         return _models_by_name(settings, backend, limit, watch)
-    found = [_candidate(facts, facts.name, backend, settings) for facts in _readable()]
+    found = [_candidate(facts, name, backend, settings) for name, facts in _readable().items()]
     if not found:
         raise ModelNotFound("auto finds no model on this machine; `ruvmlx pull` fetches one.")
-    return AutoModels(_by_size(_spread(found, limit)), limit)
+    return AutoModels(_by_size(_spread(found, limit)), limit, known=len(found))
 
 
 def single_model(settings: Settings) -> Settings:
@@ -84,8 +91,17 @@ def single_model(settings: Settings) -> Settings:
     return replace(settings, model=find_candidates(settings).best.name)
 
 
-def _readable() -> list[Facts]:
-    return [facts for facts in readable_models() if not facts.embeds]
+def _readable() -> dict[str, Facts]:
+    """Return {name: facts} of the models on this machine and of the default model of the settings, if this is
+    a path that the list of models does not have."""
+    found = {facts.name: facts for facts in readable_models() if not facts.embeds}
+    default = resolve_one("model").value
+    path = os.path.expanduser(default or "")
+    is_path = default != AUTO and os.path.exists(path)
+    if is_path and not any(os.path.samefile(path, facts.path) for facts in found.values()):
+        with contextlib.suppress(RuvmlxError):  # a model that cannot be read is no candidate
+            found[default] = _facts(default, QUIET)
+    return found
 
 
 def _candidate(facts: Facts, name: str, backend: Choice, settings: Settings) -> AutoModel:
