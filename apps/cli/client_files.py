@@ -18,6 +18,9 @@ PART = 4  # a reply can take at most 1 / PART of the context
 MAX_REPLY_TOKENS = 32_000  # the maximum number of tokens of a reply that clients request by default
 CLAUDE_LEAST = 100_000  # Claude Code's smallest context window in tokens
 CLAUDE_PROMPT, CODEX_PROMPT = 20_000, 9_000  # about the number of tokens of the first prompt (docs/serve.md)
+# Codex asks again after this time without an event. Its default is 300,000. It does not count the comments
+# that the server sends to keep the connection. This value is ServerLimits.reply_seconds.
+CODEX_IDLE_MS = 3_600_000
 # the share of the tokens beside the reply that a client's prompt can take; below 1, because clients count
 # with another model's tokenizer
 MARGIN = 0.95
@@ -125,6 +128,7 @@ name = "ruvmlx"
 base_url = {json.dumps(f"{served.url}/v1")}
 wire_api = "responses"
 experimental_bearer_token = {json.dumps(served.key)}
+stream_idle_timeout_ms = {CODEX_IDLE_MS}
 """
     path = _home("CODEX_HOME", ".codex") / "ruvmlx.config.toml"
     return ClientFile(path, text, _start("codex --profile ruvmlx", CODEX_PROMPT, served), lambda before: text)

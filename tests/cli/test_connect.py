@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from ruvmlx.apps.cli import cli
 from ruvmlx.apps.cli.client_files import Served, client_of, names
 from ruvmlx.apps.cli.written_files import put_back, write_over
+from ruvmlx.apps.server.limits import ServerLimits
 
 from ruvmlx.errors import NotFound, RuvmlxError, UsageError
 
@@ -108,7 +109,10 @@ def test_codex_reads_its_file(house):
     found = tomllib.loads(client_of("codex", SERVED).text)
     assert found["model_context_window"] == 8192
     assert found["model_auto_compact_token_limit"] == SERVED.prompt < 8192 - SERVED.reply
-    assert found["model_providers"][found["model_provider"]]["wire_api"] == "responses"
+    provider = found["model_providers"][found["model_provider"]]
+    assert provider["wire_api"] == "responses"
+    # A long prompt takes longer than Codex's default of five minutes without an event.
+    assert provider["stream_idle_timeout_ms"] == 1000 * ServerLimits().reply_seconds
 
 
 def test_llm_reads_its_file(house, monkeypatch):
