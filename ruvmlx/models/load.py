@@ -98,7 +98,8 @@ def _gguf_sampling(metadata: Mapping[str, Any], model_type: str, path: Path) -> 
     newer files have, else from the table ADVICE of sampling_defaults.py."""
     values = {name: metadata.get(f"general.sampling.{name}") for name in SAMPLING}
     values |= {"temperature": metadata.get("general.sampling.temp")}
-    names = [path.name, *(str(metadata.get(f"general.{key}", "")) for key in ("name", "basename"))]
+    parts = (str(metadata.get(f"general.{key}", "")) for key in ("basename", "size_label", "finetune"))
+    names = [path.name, str(metadata.get("general.name", "")), " ".join(parts)]
     return sampling_defaults(values, model_type, names)
 
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +10,7 @@ from ruvmlx.engine import GenerationRequest, LLMInferenceEngine
 from ruvmlx.models.config.families import FAMILIES
 from ruvmlx.models.config.model import Message
 from ruvmlx.models.config.sampling_defaults import ADVICE, sampling_defaults
-from ruvmlx.models.load import load_model
+from ruvmlx.models.load import _gguf_sampling, load_model
 from ruvmlx.models.text.system_prompt import SystemPrompt, system_prompt
 from ruvmlx.settings import SAMPLING
 from tests.models.make_models import make_safetensors_model
@@ -53,6 +54,7 @@ def test_every_family_has_advice():
         ("ministral3", "Ministral-3-14B-Reasoning-2512", 0.7),
         ("qwen2", "qwen2.5-0.5b-instruct-q4_k_m.gguf", 0.7),
         ("qwen2", "DeepSeek-R1-Distill-Qwen-7B", 0.6),
+        ("qwen2", "QwQ-32B-Q4_K_M.gguf", 0.6),
         ("qwen3", "Qwen3-4B", 0.6),
         ("qwen3", "Qwen3-4B-Instruct-2507", 0.7),
         ("phi3", "Phi-3-mini", None),
@@ -61,6 +63,35 @@ def test_every_family_has_advice():
 def test_makers_advice_by_name_then_by_family(model_type, name, temperature):
     """GGUF files call other families Llama, so their names decide; an unknown family has no advice."""
     assert sampling_defaults({}, model_type, [name]).get("temperature") == temperature
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name", "penalty"),
+    [
+        ("qwen2", "qwen2-0_5b-instruct-q4_k_m.gguf", 1.1),
+        ("qwen2", "Qwen2 1.5B Instruct", 1.1),
+        ("qwen2", "qwen2.5-0.5b-instruct-q4_k_m.gguf", 1.1),
+        ("qwen2", "Qwen2.5 1.5B Instruct", 1.1),
+        ("qwen2", "Qwen2.5-3B-Instruct-Q4_K_M.gguf", 1.05),
+        ("qwen2", "Qwen2-72B-Instruct", 1.05),
+        ("qwen2", "Qwen2.5-0.5B", None),
+        ("qwen2", "Qwen2.5-Math-7B-Instruct", None),
+        ("qwen2", "DeepSeek-R1-Distill-Qwen2.5-7B-Instruct", None),
+        ("qwen3", "Qwen3-4B-Instruct-2507", None),
+    ],
+)
+def test_qwen2s_repetition_penalty_follows_its_size(model_type, name, penalty):
+    """Small models loop without it; the base models, other kinds and Qwen3 have none."""
+    found = sampling_defaults({}, model_type, [name])
+    assert found.get("repetition_penalty") == penalty and found["top_p"]
+
+
+def test_a_gguf_files_size_label_finds_its_advice():
+    """The file may have any name: the metadata say what it is."""
+    said = {"basename": "Qwen2.5", "size_label": "0.5B", "finetune": "Instruct", "name": "My Own"}
+    metadata = {f"general.{key}": value for key, value in said.items()}
+    found = _gguf_sampling(metadata, "qwen2", Path("model.gguf"))
+    assert found == {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.1}
 
 
 def test_the_models_own_files_come_before_advice():
