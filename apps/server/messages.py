@@ -222,15 +222,14 @@ def _message(body: MessagesBody, reply: WrittenReply) -> AnthropicMessage:
 
 
 def _calls(reply: WrittenReply) -> list[WrittenToolUse]:
-    """Return the tool calls. If a limit cut the reply within the last call, the input of this call is
-    empty."""
+    """Return the tool calls. If a limit cut the reply within the last call, this call stays, because clients
+    look for it before they ask again with a larger limit. Its input is not a call's input, so that a client
+    does not run the tool with too few arguments."""
     found = []
     for made in reply.calls:
         is_cut = made is reply.calls[-1] and reply.response.finish_reason == "length"
-        values = arguments_of(made)
-        if values is None:
-            values = {} if is_cut else without_json(made)
-        found.append(WrittenToolUse(made.id, made.name, values))
+        values = None if is_cut and not made.arguments else arguments_of(made)
+        found.append(WrittenToolUse(made.id, made.name, without_json(made) if values is None else values))
     return found
 
 

@@ -1,13 +1,14 @@
 """Tools in Anthropic's form, with Anthropic's own client."""
 
 import json
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
-from ruvmlx.apps.server.messages import BlockEvents
-from ruvmlx.apps.server.writing import ReplyPart
+from ruvmlx.apps.server.messages import BlockEvents, _calls
+from ruvmlx.apps.server.writing import ReplyPart, WrittenReply
 
-from ruvmlx.models.text.tool_calls import ArgumentsPiece, CallBegun
+from ruvmlx.models.text.tool_calls import ArgumentsPiece, CallBegun, ParsedCall
 
 anthropic = pytest.importorskip("anthropic", reason="the dependency group `clients` is not installed")
 
@@ -77,6 +78,17 @@ def test_a_cut_call_is_a_block_in_both_forms(claude, request_fields):
         assert kinds[-1] == [block.type for block in blocks]
         assert all(block.text == "<" for block in whole.content if block.type == "text")
     assert [] in kinds and ["tool_use"] in kinds
+
+
+@pytest.mark.parametrize("written", ["", '{"city": "Ro'])
+def test_a_cut_call_is_no_call_with_too_few_arguments(written):
+    """A client that runs every block sees what the model wrote; the whole input of an empty call is {}."""
+    whole, cut = ParsedCall("a", "time", "{}"), ParsedCall("b", "weather", written)
+    response = SimpleNamespace(finish_reason="length")
+    blocks = _calls(WrittenReply(response, calls=[whole, cut]))
+    assert [block.input for block in blocks] == [{}, {"INVALID_JSON": written}]
+    response.finish_reason = "stop"
+    assert [block.input for block in _calls(WrittenReply(response, calls=[whole]))] == [{}]
 
 
 def test_several_calls_are_blocks_of_their_own(claude, request_fields):
