@@ -174,6 +174,17 @@ def did_you_mean(word: str, known: Iterable[str], least: float = 0.6) -> str:
     return f" Did you mean {similar[0]!r}?" if similar else ""
 
 
+PART = 3  # characters; a shorter part of a name is in too many names
+
+
+def did_you_mean_model(name: str, known: Iterable[str]) -> str:
+    """Return what `did_you_mean` returns for the name of a model. If no known name is similar, return the
+    shortest name that has `name` as a part, for example the name with its maker or its size."""
+    names = list(known)
+    whole = [found for found in names if len(name) >= PART and name.casefold() in found.casefold()]
+    return did_you_mean(name, names) or did_you_mean(name, sorted(whole, key=len)[:1], 0)
+
+
 EXCERPT = 60  # the maximum number of characters of an excerpt
 
 

@@ -6,7 +6,7 @@ import unicodedata
 
 import pytest
 
-from ruvmlx.text import Sanitizer, one_line, sanitize
+from ruvmlx.text import Sanitizer, did_you_mean_model, one_line, sanitize
 
 ESC, BEL, CSI8, ST8 = "\x1b", "\x07", "\x9b", "\x9c"
 
@@ -93,3 +93,22 @@ def test_an_unfinished_sequence_cannot_swallow_a_reply(opener):
 def test_titles_and_errors_stay_on_one_line():
     """Titles and errors stay on their line."""
     assert one_line(f"a\n b{ESC}[2J\r\n\tc") == "a b c"
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("qwen", "qwen2.5-0.5b-instruct-q4_k_m"),
+        ("Qwen2.5", "qwen2.5-0.5b-instruct-q4_k_m"),
+        ("smollm", "smollm2"),
+        ("0.5b", "qwen2.5-0.5b-instruct-q4_k_m"),
+        ("startr", "starter"),
+        ("qw", None),
+        ("llama", None),
+        ("", None),
+    ],
+)
+def test_a_part_of_a_models_name_brings_the_name(name, meant):
+    """Names of models are long, so the names that users type are often a part of one."""
+    known = ["starter", "smollm2", "SmolLM2-135M-Instruct.Q4_1", "qwen2.5-0.5b-instruct-q4_k_m"]
+    assert did_you_mean_model(name, known) == (f" Did you mean {meant!r}?" if meant else "")

@@ -23,7 +23,7 @@ from ruvmlx.memory.load_plan import NotEnoughMemory
 from ruvmlx.models.config.header_facts import Facts
 from ruvmlx.progress import QUIET
 from ruvmlx.runtime import Runtime
-from ruvmlx.text import did_you_mean
+from ruvmlx.text import did_you_mean_model
 
 from .errors import ApiError, api_error
 from .idle import IdleWork
@@ -154,9 +154,9 @@ class ModelPool:
     def _missing_words(self, name: str, found: Mapping[str, Facts]) -> str:
         known = [name for model in self._models for name in model.serving.own_names]
         if len(self._models) == 1 and not found:
-            similar = did_you_mean(name, known)
+            similar = did_you_mean_model(name, known)
             return f"model: this server has no such model; it has {' = '.join(known)}.{similar}"
-        similar = did_you_mean(name, [*known, *found])
+        similar = did_you_mean_model(name, [*known, *found])
         return f"model: this machine has no such model; GET /v1/models lists them.{similar}"
 
     def _add(self, name: str, facts: Facts) -> PooledModel:

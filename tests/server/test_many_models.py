@@ -251,8 +251,9 @@ def test_names(serve_models):
     assert names[:1] == [A] and B in names and len(names) == len(set(names))
     assert ask(running, f"{B}@none").status == 200 and open_names(running) == [A, B]
     assert f"{B}@none" in [card["id"] for card in running.ask("GET", "/v1/models").json["data"]]
-    missing = ask(running, "lmstudio:tests/twoo")
-    assert missing.status == 404 and f"Did you mean '{B}'?" in missing.error["message"]
+    for wrong in ("lmstudio:tests/twoo", "two"):
+        missing = ask(running, wrong)
+        assert missing.status == 404 and f"Did you mean '{B}'?" in missing.error["message"]
     assert ask(running, f"{B}@work").error["code"] == "adapter_not_found"
     context = running.ask("GET", "/v1/models", anthropic_version="2023-06-01").json["data"]
     assert {card["max_input_tokens"] for card in context if card["id"] in (A, B)} == {256}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ...errors import CorruptFile, ModelNotFound, RuvmlxError, UnsupportedModel
 from ...progress import QUIET, Watch
-from ...text import did_you_mean
+from ...text import did_you_mean_model
 from ..files.gguf_split import first_part, whole_name
 from ..weights.own_layouts import refuse_own_layout
 from .starter import STARTER_NAMES, starter_path
@@ -66,7 +66,7 @@ def _similar(name: str) -> str:
     ""."""
     from .local import list_local_models
 
-    return did_you_mean(name, (*STARTER_NAMES, *(row["name"] for row in list_local_models())))
+    return did_you_mean_model(name, (*STARTER_NAMES, *(row["name"] for row in list_local_models())))
 
 
 def _starter() -> ModelFiles:
