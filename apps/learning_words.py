@@ -3,7 +3,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ruvmlx.ratings import FELT, is_against
+from ruvmlx.ratings import FELT, REASONS, is_against
 from ruvmlx.text import excerpt
 
 if TYPE_CHECKING:
@@ -106,9 +106,10 @@ def rating_line(result: "RatingResult", chosen: str = "") -> str:
             f"Kept your rating ({result.rating}, wrong facts). {earlier}Facts teach nothing: ratings change "
             f"how the model writes, not what it knows. {_version(result.adapter_version)}"
         )
+    given = ", ".join(filter(None, (_of_five(result.rating), REASONS.get(result.reason))))
     if not result.applied:
         version = _version(result.adapter_version)
-        return f"Kept your rating ({result.rating}); it changed nothing. {earlier}{version}"
+        return f"Kept your rating ({given}); it changed nothing. {earlier}{version}"
     moved = result.logprob_after - result.logprob_before
     if abs(moved) < FELT:
         effect = "; it changed next to nothing."
@@ -117,7 +118,7 @@ def rating_line(result: "RatingResult", chosen: str = "") -> str:
         effect = f". Your ratings together still ask for {wanted}."
     else:
         effect = f": {'more' if moved > 0 else 'less'} like this."
-    return f"Learned from your rating ({_of_five(result.rating)}){effect} {earlier}{_after(result, chosen)}"
+    return f"Learned from your rating ({given}){effect} {earlier}{_after(result, chosen)}"
 
 
 def reply_line(question: str) -> str:

@@ -180,6 +180,9 @@ def test_a_rating_says_what_it_did(rating, after, effect):
     given = f"{rating} of 5" if rating.isdigit() else rating
     assert f"Learned from your rating ({given}){effect} 90% of the allowed change is used." in line
     assert "changed nothing" in rating_line(SimpleNamespace(**vars(result) | {"applied": False}))
+    for changed in ({}, {"applied": False}):
+        long = SimpleNamespace(**vars(result) | {"reason": "long"} | changed)
+        assert f"your rating ({given}, too long)" in rating_line(long)
     assert "replaces" not in line
     for changed in ({}, {"applied": False}, {"reason": "facts"}):
         again = rating_line(SimpleNamespace(**vars(result) | {"replaces": "down"} | changed))
