@@ -300,10 +300,11 @@ def tuning_lesson(report: Mapping[str, Any]) -> str:
 UNDONE = {"change of a rating": "Rating change", "preference": "Choice"}
 
 
-def undone(status: LearnStatus, place: RatingPlace) -> str:
-    """Say what an undo took back, and of which reply. place: the place of the feedback before the undo."""
+def undone(status: LearnStatus, place: RatingPlace, least: int = 8) -> str:
+    """Say what an undo took back, and of which reply. place: the place of the feedback before the undo.
+    least: the line has at least so many characters of the question."""
     said = f"{UNDONE.get(status.undone, 'Rating')} taken back"
-    return _with_question(said, place, f"; {_rest_text(status)}.")
+    return _with_question(said, place, f"; {_rest_text(status)}.", least)
 
 
 def reply_undone(status: LearnStatus) -> str:
@@ -325,14 +326,14 @@ def nothing_to_undo(place: RatingPlace, key: str) -> str:
     return _with_question(f"No rating here. {key} takes back the newest", place)
 
 
-def _with_question(said: str, place: RatingPlace, rest: str = "") -> str:
+def _with_question(said: str, place: RatingPlace, rest: str = "", least: int = 8) -> str:
     """Return `said`, the question of the reply at `place` and `rest`, in one line of at most LINE characters.
-    The line has at least 8 characters of the question."""
+    The line is longer if it otherwise has fewer than `least` characters of the question."""
     question = one_line(place.question)
     if not question:
         return f"{said}, of a deleted reply{rest}"
     said += ": “" if place.is_here else ", in another chat: “"
-    room = max(8, LINE - 1 - len(said) - len(rest))
+    room = max(least, LINE - 1 - len(said) - len(rest))
     return said + (question if len(question) <= room else question[: room - 1].rstrip() + "…") + "”" + rest
 
 

@@ -42,6 +42,17 @@ def test_a_rating_is_reported_and_can_be_undone(runtime, state):
         take("undo", runtime, state)
 
 
+def test_plain_mode_shows_the_question_of_what_was_taken_back(runtime, state):
+    """The status line of a narrow terminal has room for a few words of it only."""
+    question = "What is a good name for a small grey cat?"
+    list(runtime.chats.say(state.session, question, **state.options.for_reply(threading.Event())))
+    take("rate", runtime, state, "up")
+    state.session = runtime.chats.new_chat(None)
+    undone = take("undo", runtime, state)
+    assert f"“{question}”" in undone.words
+    assert "“What is a" in undone.flash and len(undone.flash) <= 76
+
+
 def test_a_bad_rating_gets_its_reason(runtime, state):
     """Plain mode says how, what it learned, and that facts teach nothing."""
     assert "/why long|short|tone|facts says why." in take("rate", runtime, state, "down").words

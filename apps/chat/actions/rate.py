@@ -232,7 +232,7 @@ def take_back_rating(runtime: Runtime, session: str, reply_id: str) -> str | Rat
     no feedback at all."""
     newest = runtime.newest_feedback()
     if newest is None or newest == reply_id:
-        return undo_newest(runtime, session)
+        return undo_newest(runtime, session)[1]
     # with --model auto, another model than the one in use can have written the reply
     fingerprint = runtime.store.replies.get(reply_id).fingerprint
     name = runtime.learning.require_learner().history.name

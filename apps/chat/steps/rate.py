@@ -3,6 +3,7 @@ version, and show the state of learning."""
 
 from ruvmlx.errors import NotFound
 from ruvmlx.runtime import Runtime
+from ruvmlx.text import EXCERPT
 
 from ...progress import watching
 from .. import describe, glossary
@@ -38,17 +39,19 @@ def _shown_id(runtime: Runtime, state: ChatState) -> str:
 
 
 def undo(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    said = undo_newest(runtime, state.session)
+    words, flash = undo_newest(runtime, state.session)
     state.lesson = None
-    return Outcome(said, flash=said, learned=True)
+    return Outcome(words, flash=flash, learned=True)
 
 
-def undo_newest(runtime: Runtime, session: str) -> str:
+def undo_newest(runtime: Runtime, session: str) -> tuple[str, str]:
     """Take back the newest rating or preference, which can be in another chat. Return the words that say
-    what was taken back. session: the id of the open chat. Raise NotFound if there is no feedback."""
+    what was taken back, for plain mode and for the app's status line. session: the id of the open chat. Raise
+    NotFound if there is no feedback."""
     newest = runtime.newest_feedback()
     place = RatingPlace.of(runtime, session, newest) if newest else RatingPlace("", False)
-    return describe.undone(runtime.undo(), place)
+    status = runtime.undo()
+    return describe.undone(status, place, EXCERPT), describe.undone(status, place)
 
 
 def rollback(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
