@@ -31,7 +31,7 @@ class BackupFacts:
 
     bytes: the size of the file
     chats: the chats that the user can see: they have a message and are not deleted
-    ratings, preferences: those in force
+    ratings, preferences: those in force; one that several adapters have counts once
     """
 
     file: str
@@ -168,12 +168,15 @@ def _check_copy(copy: Path, source: Path) -> dict[str, int]:
                 f"{source} is not as it was written: {one_line(wrong)[:200]}. "
                 "`ruvmlx doctor` checks the store."
             )
+        # a saved copy of an adapter has its own rows of the ratings and preferences
         counts = {
-            "messages": "messages", "replies": "replies", "adapters": "adapter_heads",
-            "ratings": "ratings WHERE in_force", "preferences": "preferences WHERE in_force",
+            "messages": "count(*) FROM messages", "replies": "count(*) FROM replies",
+            "adapters": "count(*) FROM adapter_heads",
+            "ratings": "count(DISTINCT reply_id) FROM ratings WHERE in_force",
+            "preferences": "count(*) FROM (SELECT DISTINCT better, worse FROM preferences WHERE in_force)",
         }  # fmt: skip
         found = {"chats": len(store.chats.all())}
-        found |= {name: store.db.value(f"SELECT count(*) FROM {table}") for name, table in counts.items()}
+        found |= {name: store.db.value(f"SELECT {rows}") for name, rows in counts.items()}
     finally:
         store.close()
     with _readable_errors(source, copy), _open_database(copy, "") as alone:
