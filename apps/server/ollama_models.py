@@ -2,6 +2,7 @@
 and embed."""
 
 import asyncio
+import contextlib
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -161,7 +162,7 @@ async def show(call: Call) -> Answer:
     }
     template = model.tokenizer.chat_template or ""
     about = ModelFacts.of(model, model.context)
-    return OllamaFacts(template, _since(call), _details(about), info, _capabilities(model))
+    return OllamaFacts(template, _modification_time(call, about), _details(about), info, _capabilities(model))
 
 
 def _capabilities(model: Model) -> list[str]:
@@ -209,12 +210,12 @@ async def embed_one(call: Call) -> Answer:
 
 
 def _model(call: Call, name: str, about: ModelFacts, size: int) -> OllamaModel:
-    return OllamaModel(name, name, _since(call), size, about.fingerprint, _details(about))
+    return OllamaModel(name, name, _modification_time(call, about), size, about.fingerprint, _details(about))
 
 
 def _details(about: ModelFacts) -> OllamaDetails:
     size = _parameter_words(about.parameters) if about.parameters else ""
-    return OllamaDetails("", about.format, about.family, [about.family], size, about.tensor_type)
+    return OllamaDetails("", about.format, about.family, [about.family], size, about.quantisation)
 
 
 def _parameter_words(count: int) -> str:
@@ -222,7 +223,12 @@ def _parameter_words(count: int) -> str:
     return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M"
 
 
-def _since(call: Call) -> str:
+def _modification_time(call: Call, about: ModelFacts) -> str:
+    """Return the time of the last change of the model's file or folder. If this time is not known, return the
+    start of the server."""
+    with contextlib.suppress(OSError):
+        if about.path is not None:
+            return _time(about.path.stat().st_mtime)
     return _time(call.serving.started)
 
 

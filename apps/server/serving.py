@@ -55,7 +55,8 @@ class ModelFacts:
     """The facts that answers show about a model. context: the maximum number of tokens of the prompt and the
     reply together. bytes: the size of the model's weights in the file. fingerprint: a digest of the model; ""
     until the model was opened once. embeds: True if the model is trained to embed texts. parameters: the
-    number of parameters. tensor_type: the type of most weights, for example "Q4_K"; "" if it is not known."""
+    number of parameters. quantisation: the quantisation that the file names, for example "Q4_K_M"; else the
+    type of most weights; "" if neither is known."""
 
     name: str
     path: Path | None = None
@@ -66,7 +67,7 @@ class ModelFacts:
     fingerprint: str = ""
     embeds: bool = False
     parameters: int = 0
-    tensor_type: str = ""
+    quantisation: str = ""
 
     @classmethod
     def of(cls, model: Model | Facts, context: int) -> "ModelFacts":
@@ -74,7 +75,7 @@ class ModelFacts:
         family = model.shape.model_type
         known = (model.name, model.path, context, family, model.format, model.bytes, fingerprint)
         most = max(model.types, key=lambda name: model.types[name], default="")
-        return cls(*known, model.embeds, model.parameters, most)
+        return cls(*known, model.embeds, model.parameters, model.file_type or most)
 
 
 @dataclass

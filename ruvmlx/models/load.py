@@ -63,6 +63,7 @@ def load_gguf(path: Path, name: str | None = None) -> Model:
         bytes=file.tensor_bytes,
         default_sampling=_gguf_sampling(file.metadata, config.model_type, path),
         types=file.types,
+        file_type=file.file_type,
         embeds=gguf_embeds(file.metadata, config.model_type),
     )
 
@@ -86,6 +87,7 @@ def _load_encoder(file: "GGUFFile", name: str) -> Model:
         parameters=found.parameters,
         bytes=found.bytes,
         types=found.types,
+        file_type=file.file_type,
         embeds=True,
     )
 

@@ -182,3 +182,10 @@ def test_hostile_string_count_costs_nothing(tmp_path):
     count = (1 << 21) + 1
     data = kv(b"k", struct.pack("<IIQ", 9, 8, count) + bytes(8 * count))
     refuse(tmp_path, data, "strings of k cannot fit")
+
+
+@pytest.mark.parametrize(("value", "name"), [(15, "Q4_K_M"), (1, "F16"), (9999, ""), (None, "")])
+def test_a_file_names_its_quantisation(tmp_path, value, name):
+    """general.file_type, in llama.cpp's names; one that is not known has no name."""
+    metadata = {} if value is None else {"general.file_type": u32(value)}
+    assert read(tmp_path, gguf_bytes(metadata, TENSORS)).file_type == name

@@ -1,12 +1,17 @@
 """ollama's API, with its official Python client."""
 
 import json
+import os
+from dataclasses import replace
 
 import jsonschema
 import numpy as np
 import pytest
 from ruvmlx.apps.server.ollama_models import _details
 from ruvmlx.apps.server.serving import ModelFacts
+
+from ruvmlx.models.config.header_facts import Facts
+from ruvmlx.models.find.local import survey
 
 from .test_tools import DAYS
 
@@ -191,9 +196,22 @@ def test_show_by_an_older_field(roomy):
     assert [answer.status for answer in answers] == [200, 200, 400] and answers[0].json == answers[1].json
 
 
+def test_a_models_time_is_that_of_its_file(roomy):
+    """Ollama's clients sort models by it; the start of the server says nothing."""
+    path = roomy.serving.runtime.model.path
+    os.utime(path, (1_600_000_000, 1_600_000_000))
+    shown = roomy.ask("POST", "/api/show", {"model": roomy.model}).json["modified_at"]
+    [listed] = [m for m in roomy.ask("GET", "/api/tags").json["models"] if m["name"] == roomy.model]
+    assert shown == listed["modified_at"] == "2020-09-13T12:26:40Z"
+
+
 def test_details_of_a_model(starter, roomy):
     """The details name the number of parameters and the type of most weights, in ollama's form."""
     found = _details(ModelFacts.of(starter, 2048))
     assert (found.parameter_size, found.quantization_level) == ("134.52M", "Q4_1")
+    mixed = replace(starter, file_type="Q4_K_M", types={"Q5_0": 9, "Q4_K": 1})
+    assert _details(ModelFacts.of(mixed, 2048)).quantization_level == "Q4_K_M"
+    assert _details(ModelFacts.of(replace(mixed, file_type=""), 2048)).quantization_level == "Q5_0"
+    assert starter.file_type == survey("s", starter.path).file_type == Facts.of(starter).file_type == "Q4_1"
     listed = roomy.ask("GET", "/api/tags").json["models"][0]
     assert listed["details"]["parameter_size"].endswith("M")

@@ -16,6 +16,7 @@ class Facts:
     to_fetch: the number of bytes that the program must still download
     types: {tensor type: number of weights} for a GGUF file or a folder with small floats; {} for other
         folders
+    file_type: the quantisation of a GGUF file, for example "Q4_K_M"; "": it is not known
     embeds: True if the model is trained to embed texts
     """
 
@@ -27,6 +28,7 @@ class Facts:
     bytes: int
     to_fetch: int = 0
     types: Mapping[str, int] = field(default_factory=dict, hash=False)
+    file_type: str = ""
     embeds: bool = False
 
     @property
@@ -38,4 +40,4 @@ class Facts:
     @classmethod
     def of(cls, model: Model) -> "Facts":
         facts = cls(model.name, model.path, model.format, model.shape, model.parameters, model.bytes)
-        return replace(facts, types=model.types, embeds=model.embeds)
+        return replace(facts, types=model.types, file_type=model.file_type, embeds=model.embeds)

@@ -218,6 +218,7 @@ class Model:
     default_sampling: Mapping[str, float] = field(default_factory=dict)
     context_limit: int | None = None  # the user's limit of the context in tokens; None: the user set no limit
     types: Mapping[str, int] = field(default_factory=dict)  # {tensor type: number of weights} of a GGUF file
+    file_type: str = ""  # the quantisation of a GGUF file, for example "Q4_K_M"; "": it is not known
     # True if the files hold a model for text and images, of which ruvmlx runs only the text part
     wrapped: bool = False
     embeds: bool = False  # True if the model is trained to embed texts, see embedding_model.py

@@ -31,7 +31,7 @@ import numpy as np
 from ...errors import CorruptFile, ModelNotFound, RuvmlxError, UnsupportedModel
 from ...platform.files import open_ordinary
 from .error_text import one_line
-from .gguf_types import SUPPORTED, TENSOR_TYPES, TensorType, name_of
+from .gguf_types import FILE_TYPES, SUPPORTED, TENSOR_TYPES, TensorType, name_of
 
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 16
@@ -102,6 +102,12 @@ class GGUFFile:
         for tensor in self.tensors.values():
             counts[tensor.type.name] = counts.get(tensor.type.name, 0) + tensor.elements
         return counts
+
+    @property
+    def file_type(self) -> str:
+        """Return llama.cpp's name of the file's quantisation, for example "Q4_K_M"; "": it is not known."""
+        value = self.metadata.get("general.file_type")
+        return FILE_TYPES.get(value, "") if isinstance(value, int) else ""
 
     def raw(self, tensor: GGUFTensor) -> np.ndarray:
         """Return the tensor's stored bytes as uint8 [nbytes], a read-only view of the file."""

@@ -100,3 +100,13 @@ _NAMES = str.split(  # ggml's names; the index of a name is the type id
 def name_of(id: int) -> str | None:
     """Return ggml's name of a type, also for a type that ruvmlx cannot read; None for an unknown id."""
     return _NAMES[id] if id < len(_NAMES) and _NAMES[id] != "-" else None
+
+
+# The names in llama.cpp of the values of `general.file_type`. A value says how the whole file was quantised.
+# The file can have tensors of other types, too.
+FILE_TYPES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S",
+    12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K",
+    19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL",
+    26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16",
+}  # fmt: skip

@@ -84,10 +84,10 @@ def survey(name: str, path: Path) -> Facts:
 
         found = open_encoder_gguf(file)
         facts = Facts(name, path, "gguf", found.shape, found.parameters, found.bytes, types=found.types)
-        return replace(facts, embeds=True)
+        return replace(facts, file_type=file.file_type, embeds=True)
     file, config = check_gguf(file)
     facts = Facts(name, path, "gguf", config, parameter_count(config), file.tensor_bytes, types=file.types)
-    return replace(facts, embeds=gguf_embeds(file.metadata, config.model_type))
+    return replace(facts, file_type=file.file_type, embeds=gguf_embeds(file.metadata, config.model_type))
 
 
 def _file_bytes(path: Path) -> int:
