@@ -215,17 +215,19 @@ async def _pump(
 async def _parts(
     call: Call, index: int, request: GenerationRequest, text: SplitText
 ) -> AsyncGenerator[ReplyPart, None]:
-    begun, has_token, calls = time.monotonic(), False, list[CallPiece]()
+    begun, has_token, calls, told = time.monotonic(), False, list[CallPiece](), dict[str, int]()
     of_chat = () if request.session_id is None else (request.session_id,)
     async for chunks in call.serving.host.submit(request, *of_chat):
         response = chunks[-1].response
+        read = max(chunk.prefilled for chunk in chunks)
+        _tell(call, told, {"prompt": read, "cached": 0, "generated": chunks[-1].generated})
         if not has_token and chunks[-1].generated:
             has_token = True
             call.serving.metrics.observe("ruvmlx_first_token_seconds", time.monotonic() - begun)
         for note in filter(None, (chunk.note for chunk in chunks)):
             call.serving.log.write("note", {"reply": request.request_id, "note": json.dumps(note)})
         if response is not None:
-            _count(call, response)
+            _count(call, response, told)
         if response is not None and response.finish_reason == "cancelled":
             raise ApiError(503, "the server is stopping; the reply was ended early.")
         logprobs = [token for chunk in chunks for token in chunk.logprobs]
@@ -252,15 +254,24 @@ def _client_error(serving: Serving, error: RuvmlxError) -> ApiError:
     return found
 
 
-def _count(call: Call, response: GenerationResponse) -> None:
+def _tell(call: Call, told: dict[str, int], counts: Mapping[str, int]) -> None:
+    """Bring the facts of the request up to the numbers of tokens of one reply. If the client leaves, the log
+    shows the numbers until then. told: the largest numbers of this reply so far, which the facts include."""
+    for name, tokens in counts.items():
+        more = max(0, tokens - told.get(name, 0))
+        call.facts[f"{name}_tokens"] = call.facts.get(f"{name}_tokens", 0) + more
+        told[name] = told.get(name, 0) + more
+
+
+def _count(call: Call, response: GenerationResponse, told: dict[str, int]) -> None:
     """Add the numbers of tokens of a reply to the request's line in the log and to the metrics."""
     counts = {
         "prompt": response.prompt_tokens,
         "cached": response.cached_tokens,
         "generated": response.generation_tokens,
     }
+    _tell(call, told, counts)
     for name, tokens in counts.items():
-        call.facts[f"{name}_tokens"] = call.facts.get(f"{name}_tokens", 0) + tokens
         call.serving.metrics.add(f"ruvmlx_{name}_tokens_total", tokens)
     call.serving.metrics.add("ruvmlx_drafted_tokens_total", response.drafted)
     call.serving.metrics.add("ruvmlx_accepted_tokens_total", response.accepted)

@@ -53,7 +53,12 @@ def test_a_client_that_leaves(serve, drawn_requests, stream):
     assert drawn_requests[0].cancel.is_set()
     assert running.chat(max_tokens=2).status == 200
     assert "ruvmlx_cancelled_total 1" in running.ask("GET", "/metrics").body.decode()
-    assert '"status": "gone"' in running.log.getvalue()
+    rows = [json.loads(line) for line in running.log.getvalue().splitlines()]
+    [row] = [row for row in rows if row.get("status") == "gone"]
+    # The whole prompt was read, and at least one token was drawn.
+    assert row["prompt_tokens"] == len(drawn_requests[0].input_ids or ()) > 0
+    [seen] = [recent for _, recent in running.serving.recent if recent.status == "gone"]
+    assert seen.prompt_tokens == row["prompt_tokens"]
 
 
 def test_a_client_that_leaves_the_queue(serve, drawn_requests):
