@@ -264,9 +264,9 @@ def _training(facts: dict[str, Any]) -> str:
         said.append(f"The newest result of the background learning {outcome}: {facts['reason']}.")
     if waiting and given < MINIMUM:
         said.append(
-            f"The background learning reads all ratings together. It needs {MINIMUM} rated replies; you have "
-            f"{given}. Then the chat starts it in your pauses, or `ruvmlx learn consolidate` starts it at "
-            "once."
+            f"The background learning reads all ratings together. It needs {MINIMUM} ratings or preferences; "
+            f"you have {given}. Then `ruvmlx learn consolidate` starts it. The side panel of the chat (F2) "
+            "says after how many more the chat starts it in your pauses."
         )
     elif waiting and facts.get("promoted") is False:
         said.append("The background learning tries again after some more ratings.")

@@ -202,8 +202,7 @@ class AdapterHistory:
         the last run of the background or style loop. The second is the number that must still come before
         the next run. A loop needs MINIMUM ratings or preferences in all, and `due` since its last run (one if
         the store has a stopped run)."""
-        given, attempts = self._store.ratings.trainable_versions(*self._key), self.attempts()
-        given += [preference.version for preference in self.pairs.in_force()]
+        given, attempts = self.pairs.trainable_versions(), self.attempts()
         seen = max(self.last_promotion(), attempts[-1].parent if attempts else 0)
         new = sum(version > seen for version in given)
         enough = 1 if self._store.checkpoints.has_training(*self._key) else due

@@ -137,13 +137,14 @@ class Background:
             buffer = replay.load(*known, pause)
         except Stopped:
             return _report(False, "stopped before it began")
-        ratings, need = len(buffer.train) + len(buffer.held_out), max(3, self.settings.minimum)
-        if ratings < need:
-            reason = f"training needs {need} rated replies; there are {ratings}"
-            return _report(False, reason, examples=ratings)
+        replies, need = len(buffer.train) + len(buffer.held_out), max(3, self.settings.minimum)
+        given = len(learner.history.pairs.trainable_versions())
+        if given < need or replies < 3:
+            reason = f"training needs {need} ratings or preferences; there are {given}"
+            return _report(False, reason, examples=replies)
         started = time.perf_counter()
         report = self._attempt(buffer, progress, pause)
-        return {"examples": ratings, **report, "seconds": time.perf_counter() - started}
+        return {"examples": replies, **report, "seconds": time.perf_counter() - started}
 
     def _attempt(self, buffer: Buffer, progress: Progress | None, pause: Pause) -> dict[str, Any]:
         learner, training = self._learner, None

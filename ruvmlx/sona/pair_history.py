@@ -21,6 +21,12 @@ class PairHistory:
         pairs = [(preference.version, preference.weight) for preference in self.in_force()]
         return self._store.ratings.weights(*self._key) + pairs
 
+    def trainable_versions(self) -> list[int]:
+        """Return the versions that the ratings and preferences made that training can use. Each rating and
+        each preference counts as one."""
+        given = self._store.ratings.trainable_versions(*self._key)
+        return given + [preference.version for preference in self.in_force()]
+
     def kind(self, version: int) -> str:
         """Return the kind (PreferenceRow.kind) of the preference that made this adapter version."""
         return self._store.preferences.kind(*self._key, version)

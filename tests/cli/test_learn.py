@@ -101,9 +101,10 @@ def test_learn_consolidate_says_what_it_needs_then_does_it(run, tiny_folder):
     code, out, err = run(*command)
     assert (code, err) == (0, "") and json.loads(out)[
         "reason"
-    ] == "training needs 10 rated replies; there are 0"
+    ] == "training needs 10 ratings or preferences; there are 0"
     spoken = " ".join(run(*(word for word in command if word != "--json"))[1].split())
-    assert spoken.startswith("Nothing changed: training needs 10 rated replies; there are 0. No ratings yet")
+    needs = "training needs 10 ratings or preferences; there are 0"
+    assert spoken.startswith(f"Nothing changed: {needs}. No ratings yet")
     assert "result of the background learning" not in spoken  # there is none
     with Runtime.open(Settings(model=str(tiny_folder))) as runtime:
         for i in range(12):

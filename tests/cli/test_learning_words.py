@@ -19,8 +19,9 @@ NOTHING = {
 LEARNED = NOTHING | {"ratings": 3, "updates": 3, "pending": 3, "adapter_version": 3, "kl": 0.012}
 KLS = (0.0, 0.00004, 0.0001, 0.012)
 NEEDS = (
-    "The background learning reads all ratings together. It needs 10 rated replies; you have {given}. Then "
-    "the chat starts it in your pauses, or `ruvmlx learn consolidate` starts it at once."
+    "The background learning reads all ratings together. It needs 10 ratings or preferences; you have "
+    "{given}. Then `ruvmlx learn consolidate` starts it. The side panel of the chat (F2) says after how many "
+    "more the chat starts it in your pauses."
 )
 
 

@@ -112,8 +112,23 @@ def test_too_few_ratings(open_tiny):
             runtime.rate(reply(runtime, seed=i), "up")
         before = weights(runtime)
         report, _ = consolidate(runtime)
-        assert not report["promoted"] and "training needs 10" in report["reason"]
+        assert not report["promoted"]
+        assert report["reason"] == "training needs 10 ratings or preferences; there are 3"
         assert weights(runtime) == before and runtime.learner.history.attempts() == []
+
+
+def test_all_count_a_preference_as_one(open_tiny):
+    """`learn status`, the side panel and the training count alike."""
+    with open_tiny() as runtime:
+        ids = [answer(runtime, i) for i in range(4)]
+        for reply_id in ids[:2]:
+            runtime.rate(reply_id, "up")
+        runtime.learner.prefer(ids[2], ids[3], "compare")
+        report, _ = consolidate(runtime)
+        assert report["reason"].endswith("there are 3") and report["examples"] == 4
+        status = runtime.learner.history.status()
+        assert status.ratings + status.preferences == 3
+        assert runtime.learner.history.new_and_missing() == (3, 16 - 3)
 
 
 def test_a_harmful_candidate_is_refused(rated_runtime, monkeypatch):
