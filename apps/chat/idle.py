@@ -190,8 +190,9 @@ class IdleLearner:
             self._chat.status.background = line
 
     def _show_lesson(self, lesson: Lesson) -> None:
-        """Show the result of the idle work until the user types or clicks. If the user has typed or clicked
-        already, show the result for some seconds. If there is nothing new, an earlier result stays."""
+        """Show the result of the idle work until the user types or clicks. If the user typed or clicked
+        during the work, show the result for some seconds. If the work has no result, keep the earlier result
+        on the screen."""
         earlier = "" if self._is_waiting else self._lesson
         said, self._is_waiting = lesson.said, lesson.waits
         if self._learning:

@@ -133,8 +133,9 @@ def _features(background: Sequence[RatedFeatures], share: float) -> list[ReplyFe
 
 @dataclass(frozen=True)
 class TokenWeights:
-    """The taste model's weights of K measures and words, for a change of all replies. A measure in questions
-    that begin with one word counts by the share of such questions.
+    """The weights that the taste model gives to K measures and words of a reply. The weights are means over
+    the rated questions. Some weights apply only to questions that begin with a certain word, such as "how".
+    The program multiplies such a weight by the share of the rated questions that begin with the word.
 
     mean, covariance: [K] and [K, K], the number of stars by which a rating rises if a measure
         (`measure_text`) rises by 1, or if the reply has a word once more

@@ -40,8 +40,8 @@ TURN_AGES = 6, 8, 10, 13, 16, 20, 25, 32, 40, 50, 63, 80, 100, 160, 250, 400
 LEAST_OLD = 6  # the minimum number of ratings before a turn
 REMEMBERED = 200  # the maximum number of ratings before a turn from which columns are selected
 TURN_COST = 8.0  # the minimum log-evidence that a turn must add
-# A user whose taste turned is not pleased by the next replies. So there is no turn before ratings whose first
-# SOON ratings have a mean (stars minus 3) of at least the share PLEASED of the highest rating.
+# If a user's taste turns, the next replies do not please the user. So the search takes no turn after which
+# the next SOON ratings are high: their mean (stars minus 3) is at least PLEASED times the highest rating.
 SOON, PLEASED = 10, 0.75
 
 
@@ -340,8 +340,8 @@ def turn(ratings: Rows, x: np.ndarray, variances: Variances) -> int:
 
 
 def _is_pleased(ratings: Rows, cut: int) -> bool:
-    """Return True if the ratings just after the cut are nearly as high as the highest rating. cut: the number
-    of ratings before the cut"""
+    """Return True if the mean of the SOON ratings after a possible turn is at least PLEASED times the user's
+    highest rating. cut: the number of ratings before the possible turn"""
     stars = ratings[cut : cut + SOON].rated_stars
     return len(stars) > 0 and float(stars.mean()) >= PLEASED * max(1.0, float(ratings.rated_stars.max()))
 

@@ -5,10 +5,10 @@ internal error, no stray line on the terminal.
     python -m tests.campaigns.damaged_inputs template schema --count 2000
     python -m tests.campaigns.damaged_inputs gguf --only 4711      one input again, in this process
 
-Each input follows from its kind and its number alone. A worker process takes the inputs in turn, so that a
-crash ends the worker and not the campaign. The time is the processor time of the worker and its children, or
-the time by the clock if it is less: other programs must not count. The memory is the growth of the worker's
-peak during the input.
+The kind and the number of an input give its bytes, so that a run can be repeated. A worker process takes the
+inputs in turn. If a worker crashes, another worker begins with the next input. The time of an input is the
+smaller one of two times: the processor time of the worker and its children, and the time by the clock. So the
+load of other programs does not count. The memory is the growth of the worker's peak during the input.
 """
 
 import argparse

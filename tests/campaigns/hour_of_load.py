@@ -6,7 +6,8 @@
 The people of test_soak.py (good, slow, rude, leaving and rating ones) come for some minutes. Then nobody
 comes, so that the server trains on the new ratings. This repeats. The KV budget and the page store are so
 small that chats are evicted. The campaign reads the resident memory of the server's process once a second
-while people come. The first two rounds do not count: the libraries are loaded and the caches fill there.
+while people come. The first two rounds do not count, because the program loads its libraries and fills its
+caches then.
 """
 
 import argparse

@@ -224,8 +224,8 @@ class StyleLoop:
     def _shrunk(
         self, basis: StyleBasis, choice: StyleChoice, largest: MeasuredBase, progress: Progress, pause: Pause
     ) -> "_Tested":
-        """Test the style at smaller and smaller shares of the largest scale, and return the last result that
-        is not refused. Return the last result if all are refused."""
+        """Test the style at smaller and smaller shares of the largest scale, until `smaller_share` returns 0.
+        Return the result of the smallest share that passed. If no share passed, return the last result."""
         plain, share, good = self._plain(pause), STEPS[0], None
         for tried in range(len(STEPS) + 1):
             progress(TRIES + 1 + tried, PARTS, math.nan)
@@ -341,9 +341,9 @@ class StyleLoop:
     # -- faults --------------------------------------------------------------------------------------
 
     def _worse(self, candidate: "_Candidate", may_be_longer: bool, pause: Pause) -> tuple[str, float]:
-        """Compare a candidate's replies with the original model's replies to the same questions. No user
-        rated these questions. Return in words which fault is worse, "" if no fault is worse; and the share of
-        the variety that is lost. may_be_longer: as in `Faults.worse_than`"""
+        """Compare a candidate's replies with the original model's replies to questions that no user asked.
+        Return (a fault that the candidate has more often, "" if there is none; the share of the variety that
+        is lost). may_be_longer: see `Faults.worse_than`"""
         tokenizer = self._model.tokenizer
         plain = self._learner.fault_baseline.sample(self._model, self._learner.backend, pause)
         usual, now = (Faults.of(replies, plain, tokenizer) for replies in (plain, candidate.replies))

@@ -28,8 +28,8 @@ POWER, MIN_POWER, MAX_POWER = 2.0, 1.5, 4.0
 # The replies must also have clearly more predicted stars than replies without the style. "Clearly": the gain
 # in stars minus DOUBT standard deviations is above 0 (docs/studies.md).
 STEPS = (1.0, 0.7, 0.4)
-# If the replies lose more than this share of their variety, a smaller s is tried: the loss is about
-# proportional to s.
+# If the replies lose more than this share of the variety of the original model's replies, the loop tries a
+# smaller s. The loss is about proportional to s, so this share divided by the loss gives the smaller s.
 VARIETY_LOSS = 0.04
 CLOSE_SHARE = 0.95  # a share that is not below this part of the measured one is not tried
 
@@ -127,7 +127,8 @@ def _power(before: tuple[float, float] | None, now: tuple[float, float]) -> floa
 
 
 def smaller_share(share: float, is_worse: bool, loss: float) -> float:
-    """Return the share of s to try after `share`; 0 if no smaller share is needed, or none is left.
+    """Return the share of the largest s that the loop tries after `share`. Return 0 if the loop needs no
+    smaller share, or if `share` is the smallest one.
 
     is_worse: True if the replies had more faults with `share`. loss: the share of the variety that they lost
     """
