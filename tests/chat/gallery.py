@@ -54,6 +54,9 @@ class Chats:
     def get(self, _: str = "s", at: int = 0) -> SessionRow:
         return SessionRow("s" if not at else f"s{at}", self.titles[at], None, "m", 2, time.time())
 
+    def deletion_times(self) -> dict[str, float]:
+        return {}
+
     def all(self) -> list[SessionRow]:
         return [self.get(at=at) for at in range(len(self.titles))]
 

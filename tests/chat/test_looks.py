@@ -87,7 +87,7 @@ async def test_a_changed_key_works_and_the_old_one_does_not():
 async def test_changed_keys_work_in_every_screen():
     """In the lists and the comparison, too, and their hints show them."""
     runtime = ScriptedRuntime()
-    runtime.store.chats = SimpleNamespace(all=lambda: [])
+    runtime.store.chats = SimpleNamespace(all=lambda: [], deletion_times=dict)
     own = "close=f6,list_down=ctrl+e,quit=ctrl+x,chat_rename=f7,models=f8"
     async with chatting(runtime, keys=own) as (app, pilot):
         await pilot.press("f8")

@@ -46,6 +46,9 @@ class Shelf:
         titles = ("Sorting rows by time", "Was kostet die Welt?", "日本語のテキスト " * 9)
         return [SessionRow(f"s{n}", title, None, "m", n + 2, 0.0) for n, title in enumerate(titles)]
 
+    def deletion_times(self):
+        return {}
+
 
 class LearnedRuntime(ScriptedRuntime):
     """A scripted runtime that has learned something."""

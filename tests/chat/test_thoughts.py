@@ -68,7 +68,7 @@ def test_plain_mode_continues_a_reply_that_was_cut_within_its_thought(open_tiny,
     with open_tiny() as runtime:
         session = runtime.chats.new_chat()
         cut = Turn("assistant", "<think>on", id=1)
-        monkeypatch.setattr(runtime.chats, "turns", lambda _: [cut])
+        monkeypatch.setattr(runtime.chats, "turns", lambda *_: [cut])
         rest = iter([Chunk(" and on</think>"), Chunk("Paris.")])
         monkeypatch.setattr(runtime.chats, "continue_reply", lambda *_, **__: rest)
         sink = io.StringIO()
