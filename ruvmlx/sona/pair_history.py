@@ -22,8 +22,8 @@ class PairHistory:
         return self._store.ratings.weights(*self._key) + pairs
 
     def trainable_versions(self) -> list[int]:
-        """Return the versions that the ratings and preferences made that training can use. Each rating and
-        each preference counts as one."""
+        """Return the adapter versions of the ratings and preferences. Leave out a rating that training cannot
+        use. The result has one version for each rating and each preference."""
         given = self._store.ratings.trainable_versions(*self._key)
         return given + [preference.version for preference in self.in_force()]
 

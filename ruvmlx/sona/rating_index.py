@@ -279,8 +279,8 @@ class RatingIndex:
         )  # fmt: skip
 
     def flush(self) -> None:
-        """Store the pending learning signals. The ratings themselves are already committed, so if the store
-        cannot be written, the signals wait for the next call."""
+        """Store the pending learning signals. The ratings are already committed. If the write fails, keep the
+        signals for the next call."""
         if self._pending:
             with suppress(StoreError):
                 self._store.signals.add([s.row() for s in self._pending])

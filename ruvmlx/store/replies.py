@@ -303,8 +303,8 @@ class Replies:
         return self._db.truncate_log()
 
     def _with_versions(self, reply_ids: Iterable[str]) -> set[str]:
-        """Return these ids, and the ids of the replies that best of n wrote beside these replies or that the
-        user made from them."""
+        """Return these ids and the ids of the other versions of these replies. Best of n writes some versions
+        beside a reply. The user writes other versions by an edit of a reply."""
         found = set(reply_ids)
         rows = self._db.rows(
             "SELECT id, coalesce(edited, beside) AS origin FROM replies"

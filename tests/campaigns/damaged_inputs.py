@@ -36,7 +36,7 @@ AT_ONCE = 2000  # inputs of one worker
 WORKER = [sys.executable, "-m", "tests.campaigns.damaged_inputs"]  # the command of a worker
 
 
-def damaged(target: Target, kind: str, number: int) -> bytes:
+def damaged_input(target: Target, kind: str, number: int) -> bytes:
     """Return the input of a number: a seed with one to three rounds of damage."""
     rng = random.Random(f"{kind} {number}")
     data = rng.choice(target.seeds)
@@ -63,7 +63,7 @@ def work(kind: str, numbers: range, out: int) -> None:
         for stream in (1, 2):
             os.dup2(said.fileno(), stream)
         for number in numbers:
-            data = damaged(target, kind, number)
+            data = damaged_input(target, kind, number)
             tell(begins=number)
             tell(number=number, **_outcome(target, data), said=_drain(said))
         target.close()
@@ -83,10 +83,10 @@ class Watch:
 def _processor_seconds() -> float:
     """Return the processor time of this process and of its children, also of those that ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used) + sum(map(_seconds_of, _children()))
+    return sum(each.ru_utime + each.ru_stime for each in used) + sum(map(_seconds_of, _child_ids()))
 
 
-def _children() -> list[int]:
+def _child_ids() -> list[int]:
     return [
         int(pid) for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()
     ]
@@ -239,7 +239,7 @@ def main() -> None:
     if given.only is not None:
         with tempfile.TemporaryDirectory() as folder:
             target = TARGETS[given.kinds[0]](Path(folder))
-            data = damaged(target, given.kinds[0], given.only)
+            data = damaged_input(target, given.kinds[0], given.only)
             print(data[:2000], is_accepted(target.run, data))
             target.close()
         return

@@ -32,7 +32,7 @@ def run(data):
         raise ValueError("planted")
 
 WORDS = [b"abort", b"exit", b"hang", b"slow", b"memory", b"line", b"error", b"good"]
-damaged_inputs.damaged = lambda target, kind, number: WORDS[number]
+damaged_inputs.damaged_input = lambda target, kind, number: WORDS[number]
 TARGETS["planted"] = lambda folder: Target([b"good"], run, lambda data, rng: data)
 damaged_inputs.main()
 """

@@ -177,7 +177,7 @@ def test_odd_calls_of_a_file_are_left_out(tmp_path, calls):
 
 @pytest.mark.parametrize("number", ["NaN", "1e999", "-Infinity"])
 def test_a_number_that_json_does_not_have_is_no_argument(tiny, tmp_path, number):
-    """Neither of a model's call nor of a file's, so an exported chat can be imported."""
+    """JSON has no such number. So the program takes no such call from a model or from a file."""
     request = GenerationRequest(tools=(FORECAST,), shows_calls=True)
     said = f'<tool_call>\n{{"name": "forecast", "arguments": {{"city": {number}}}}}\n</tool_call>'
     assert split_calls(tiny.tokenizer, request, said) == (said, [])

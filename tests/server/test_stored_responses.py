@@ -212,7 +212,8 @@ def assert_no_words(tiny, home):
 
 
 def test_deletion_takes_the_words_of_other_versions(serve, tiny, home):
-    """Of the replies that best of n wrote beside the response, and of texts that the user preferred to it."""
+    """The deletion of a response also deletes its other versions. A version is a reply of best of n or a
+    text of the user."""
     running = serve(best_of=3)
     asked = f"{SECRET} is what I ask about"
     first = post(running, asked, temperature=1.0)
@@ -229,7 +230,8 @@ def test_deletion_takes_the_words_of_other_versions(serve, tiny, home):
 
 
 def test_deletion_takes_the_words_of_continuations_that_are_not_stored(serve, tiny, home):
-    """A response with `store: false` that continues the deleted one: its prompt has the words, too."""
+    """A later response has the words of the deleted response in its prompt. The client did not store the
+    later response."""
     running = serve()
     first = post(running, f"{SECRET} is what I ask about")
     later = post(running, "more", store=False, **follow_up(first))
