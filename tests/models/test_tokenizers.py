@@ -263,6 +263,14 @@ def test_broken_sentencepiece_keys(keys, words, tmp_path):
         gguf(tmp_path, **(gguf_spm_keys() | keys))
 
 
+def test_the_library_writes_no_warning_on_the_terminal(tmp_path, capfd):
+    """sentencepiece accepts a piece that is a null character, and has a warning for it."""
+    keys = gguf_spm_keys()
+    keys["tokenizer.ggml.tokens"][288] = "\0"
+    gguf(tmp_path, **keys)
+    assert capfd.readouterr().err == ""
+
+
 def test_folder_without_a_known_tokenizer(tmp_path):
     """No file, a broken tokenizer.model, a tokenizer.json of another kind."""
     with pytest.raises(UnsupportedModel, match=r"none of tokenizer\.json, tekken\.json and tokenizer\.model"):

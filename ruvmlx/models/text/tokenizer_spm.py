@@ -66,6 +66,7 @@ def gguf_sentencepiece(vocab: GGUFVocab) -> SentencePieceTokenizer:
 def load_processor(proto: bytes, where: str) -> Any:
     import sentencepiece
 
+    sentencepiece.set_min_log_level(2)  # otherwise the library writes its warnings on the terminal
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=proto)
         # `id_to_piece` raises an error if the text of a token is not UTF-8
