@@ -11,7 +11,7 @@ from ..backends.base import Backend
 from ..models.config.model import Model
 from ..models.text import thinking
 from ..pausing import Pause
-from ..store import ReplyWords
+from ..store import ReplyRow, ReplyWords
 from .adapter_history import AdapterHistory
 from .taste import Given, PreferredFeatures, RatedFeatures, TasteModel, background_counts
 from .taste_features import ReplyFeatures, features_of
@@ -55,6 +55,8 @@ class UserTaste:
         self._history = history
         # {reply id: features of the reply}; the features are None if the reply's text was deleted
         self._features: dict[str, ReplyFeatures | None] = {}
+        # the same for the unrated replies of the newest fit
+        self._unrated: dict[str, ReplyFeatures | None] = {}
         # {id of a rated reply: measures of the unshown replies to its question}; None before the measures are
         # loaded
         self._unshown: dict[str, np.ndarray] | None = None
@@ -97,6 +99,15 @@ class UserTaste:
     def status(self) -> TasteStatus:
         return self._current()[2]
 
+    def model_after(self, reply: ReplyRow, rating: str, reason: str) -> TasteModel:
+        """Return the model after one more rating with a reason, before the rating is in the store. The rating
+        replaces an earlier rating of the reply."""
+        evidence, background = self.evidence(without=reply.id)
+        if (features := _features_of(reply)) is not None:
+            stated = asked_for(features, reason)
+            evidence += [RatedFeatures(features, rating), *([stated] if stated else [])]
+        return TasteModel.fit(evidence, background)
+
     def record(self) -> TasteRecord:
         """Return each rating with its prediction from earlier ratings. The function fits the taste model many
         times, so it takes seconds for hundreds of ratings."""
@@ -125,14 +136,17 @@ class UserTaste:
     def _fit(self) -> TasteModel:
         return TasteModel.fit(*self.evidence())
 
-    def evidence(self) -> tuple[list[Given], Sequence[RatedFeatures]]:
+    def evidence(self, without: str = "") -> tuple[list[Given], Sequence[RatedFeatures]]:
         """Return the ratings and preferences in force (also the preferences that reasons state), the oldest
         first, and unrated replies. The function returns unrated replies only if nearly all ratings are up or
-        nearly all are down, because only then are unrated replies evidence."""
-        given: list[tuple[int, Given]] = [(version, one) for _, version, one in self._rated_features()]
-        given += self._preferred_features() + self._reasons()
+        nearly all are down, because only then are unrated replies evidence.
+
+        without: the id of a reply whose rating and reason are left out
+        """
+        rated = [(version, one) for id_, version, one in self._rated_features() if id_ != without]
+        given: list[tuple[int, Given]] = [*rated, *self._preferred_features(), *self._reasons(without)]
         evidence = [one for _, one in sorted(given, key=lambda pair: pair[0])]
-        return evidence, [one for _, one in self._unrated_replies(evidence)]
+        return evidence, [one for id_, one in self._unrated_replies(evidence) if id_ != without]
 
     def _rated_features(self) -> list[tuple[str, int, RatedFeatures]]:
         """Return (reply id, adapter version that the rating made, features and rating) of each rating in
@@ -170,13 +184,13 @@ class UserTaste:
                 found.append((pair.version, PreferredFeatures(better, worse, pair.strength)))
         return found
 
-    def _reasons(self) -> list[tuple[int, Given]]:
+    def _reasons(self, without: str) -> list[tuple[int, Given]]:
         """Return (adapter version that the rating made, preference that its reason states) for each rating in
-        force with the reason "long", "short" or "tone"."""
+        force with the reason "long", "short" or "tone". without: the id of a reply that is left out"""
         stated = [
             (version, asked_for(features, reason))
             for reply_id, reason, version in self._history.reasons.in_force()
-            if (features := self._features.get(reply_id)) is not None
+            if reply_id != without and (features := self._features.get(reply_id)) is not None
         ]
         return [(version, one) for version, one in stated if one is not None]
 
@@ -186,13 +200,15 @@ class UserTaste:
         if not background_counts(given):
             return []
         unshown, rows = self._measured_unshown(), self._history.unrated_words(BACKGROUND)
-        found = [(row.id, self._remember(row)) for row in rows]
+        self._unrated = {
+            row.id: self._unrated[row.id] if row.id in self._unrated else _features_of(row) for row in rows
+        }
+        found = self._unrated.items()
         return [(id_, RatedFeatures(f, "", unshown.get(id_))) for id_, f in found if f is not None]
 
-    def _remember(self, row: ReplyWords) -> ReplyFeatures | None:
+    def _remember(self, row: ReplyWords) -> None:
         if row.id not in self._features:
-            self._features[row.id] = ReplyFeatures.from_bytes(row.features) or _compute_features(row)
-        return self._features[row.id]
+            self._features[row.id] = _features_of(row)
 
 
 def reply_features(question: str, text: str, finish_reason: str) -> ReplyFeatures:
@@ -201,8 +217,11 @@ def reply_features(question: str, text: str, finish_reason: str) -> ReplyFeature
     return features_of(question, thinking.split(text).answer, finish_reason == "stop")
 
 
-def _compute_features(row: ReplyWords) -> ReplyFeatures | None:
-    """Compute and return the features of a reply that has no stored features in the current format. Return
-    None if the reply's text was deleted, or if ruvmlx must not learn from the reply."""
-    missing = row.text and row.features != b""
-    return reply_features(row.prompt, row.text, row.finish_reason) if missing else None
+def _features_of(row: ReplyWords | ReplyRow) -> ReplyFeatures | None:
+    """Return the features of a reply. If the reply has no stored features in the current format, the function
+    computes them. Return None if the reply's text was deleted, or if ruvmlx must not learn from the
+    reply."""
+    stored = ReplyFeatures.from_bytes(row.features)
+    if stored is None and row.text and row.features != b"":
+        return reply_features(row.prompt, row.text, row.finish_reason)
+    return stored

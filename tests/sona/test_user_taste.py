@@ -148,3 +148,14 @@ def test_the_background_is_bounded(store, history, monkeypatch):
 
     monkeypatch.setattr(TasteModel, "fit", count_and_fit)
     assert UserTaste(history).model.ratings == 1 and seen == [3]
+
+
+def test_the_features_of_old_unrated_replies_are_forgotten(store, history, monkeypatch):
+    """Only good ratings: the newest unrated replies are evidence, too. A server writes thousands of them."""
+    monkeypatch.setattr(user_taste, "BACKGROUND", 3)
+    taste = UserTaste(history)
+    for first in range(0, 40, 4):
+        ids = keep(store, sim.texts(4, seed=first), first=first)
+        rate(history, ids[0], "up")
+        assert len(taste.evidence()[1]) == 3
+    assert len(taste._features) == 10 and len(taste._unrated) == 3
