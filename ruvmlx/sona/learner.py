@@ -38,6 +38,7 @@ from .measure_directions import StoredDirections
 from .rating_index import RatingIndex
 from .reply_traces import ReplyTraces
 from .state import CommittedUpdate, LearnerState, PreferenceResult, RatingResult
+from .taste import TasteModel
 from .taste_push import TastePush
 from .trace import Trace, mean_logprobs
 from .user_taste import UserTaste
@@ -124,8 +125,7 @@ class Learner:
         self.active.install()
 
     def release(self) -> None:
-        """Free the graph that computes gradients of layers. The next call that needs these gradients builds
-        the graph again."""
+        """Free the graph that computes gradients of layers. The next use builds the graph again."""
         self.layers.release()
 
     # -- traces --------------------------------------------------------------------------------------
@@ -203,14 +203,17 @@ class Learner:
         base = self.undo_steps(self.history.steps_of_reply(before.version, reply.id))
         trace = self.traces.of(reply, base)
         weight = self.weigh(reply, rating, note, trace)
-        new, apply_us = self.apply_feedback(base, [[(trace, weight)]], "rating")
+        reason = reason_of(rating, note)
+        taste = self.taste.model_after(reply, rating, reason) if reason not in ("", "facts") else None
+        new, apply_us = self.apply_feedback(base, [[(trace, weight)]], "rating", taste=taste)
         version = self.history.commit(
             before.version, reply.id, rating, note, weight,
             pack_adapter(new.micro, new.layer_lora), new.kl, new.micro.norm,
         )  # fmt: skip
         self.active.state = replace(new, base=before.base, version=version)
-        self.taste_push.note_rating(before.version, version)
-        if reason_of(rating, note) != "facts":
+        if taste is None:
+            self.taste_push.note_rating(before.version, version)
+        if reason != "facts":
             self.rating_index.add_rating(reply, rating, version)
         return CommittedUpdate(before, self.state, [trace], apply_us, earlier[0] if earlier else "")
 
@@ -275,7 +278,10 @@ class Learner:
         before = self.state
         base = self.undo_steps(self.history.pairs.steps(before.version, better.id, worse.id))
         traces = [self.traces.of(reply, base) for reply in (better, worse)]
-        weights = self._pair_weights(strength, *traces) if better.teaches and worse.teaches else (0.0, 0.0)
+        weights = 0.0, 0.0
+        if self._learns and better.teaches and worse.teaches:
+            praise, blame = objective.pair_weights(strength, *(trace.log_ratio for trace in traces))
+            weights = praise, blame * traces[1].importance
         new, apply_us = self.apply_feedback(base, [[*zip(traces, weights, strict=True)]], "preference")
         row = PreferenceRow(better.id, worse.id, kind, strength, weights[0] - weights[1])
         state = pack_adapter(new.micro, new.layer_lora)
@@ -283,12 +289,6 @@ class Learner:
         self.active.state = replace(new, base=before.base, version=version)
         self.taste_push.note_rating(before.version, version)
         return CommittedUpdate(before, self.state, traces, apply_us)
-
-    def _pair_weights(self, strength: float, better: Trace, worse: Trace) -> tuple[float, float]:
-        if not self._learns:
-            return 0.0, 0.0
-        praise, blame = objective.pair_weights(strength, better.log_ratio, worse.log_ratio)
-        return praise, blame * worse.importance
 
     def rateable(self, reply_id: str) -> ReplyRow:
         """Return the stored reply with this id. Raises AdapterMismatch if another model wrote the reply, and
@@ -338,13 +338,15 @@ class Learner:
         return w * trace.importance if w < 0 else w
 
     def apply_feedback(
-        self, base: LearnerState, pieces: Sequence[Weighed], what: str, protect: Protect | None = None
-    ) -> tuple[LearnerState, float]:
+        self, base: LearnerState, pieces: Sequence[Weighed], what: str, protect: Protect | None = None,
+        taste: TasteModel | None = None,
+    ) -> tuple[LearnerState, float]:  # fmt: skip
         """Return the state after one update by some ratings or preferences (`base` itself if all weights are
         0), and the duration of the update in microseconds.
 
         pieces: for each rating or preference, the traces and weights of its replies
         what: the kind of feedback, for the error message; protect: as in `update_by`
+        taste: the taste model of the push; None for the taste of the ratings so far
         """
         self.probe.prepare()
         pushes = [[self._push(trace, weight) for trace, weight in piece] for piece in pieces]
@@ -353,7 +355,7 @@ class Learner:
             layers = self._layers_after(base, [*chain.from_iterable(pieces)])
             more = self.layers.added_kl(layers)
             if self.targets.head:
-                room = base.kl, max(0.0, more), self._taste_for(base.micro)
+                room = base.kl, max(0.0, more), self._taste_for(base.micro, taste)
                 update = update_by(base.micro, pushes, self.probe, *room, protect)
             else:
                 update = instant.update_trend(base.micro, [*chain.from_iterable(pushes)], self.probe.floor)
@@ -368,10 +370,10 @@ class Learner:
         micro = update.adapter.rounded_copy()  # rounded weights take fewer bytes in the store
         return LearnerState(micro, base.base, _NEVER_STORED, kl, layers), apply_us
 
-    def _taste_for(self, micro: MicroLoRA) -> np.ndarray | None:
+    def _taste_for(self, micro: MicroLoRA, taste: TasteModel | None) -> np.ndarray | None:
         """Return the part of the new weights that the taste model adds; None to keep the adapter's part."""
         pushes = self._pushes_taste(micro)
-        return self.taste_push.of(self.version, micro, self.probe) if pushes else None
+        return self.taste_push.of(self.version, micro, self.probe, taste) if pushes else None
 
     def _pushes_taste(self, micro: MicroLoRA) -> bool:
         """Return True if the taste model changes this adapter's weights. The taste model changes only
@@ -390,10 +392,8 @@ class Learner:
         return state.layer_lora
 
     def _logprobs(self, trace: Trace, made: CommittedUpdate) -> tuple[float, float]:
-        """Return the reply's mean log-probability per token (nats) before and after an update.
-
-        The result is exact for a MicroLoRA. For a layer LoRA, it is a first-order estimate from the gradient.
-        """
+        """Return the reply's mean log-probability per token (nats) before and after an update: exact for a
+        MicroLoRA, a first-order estimate from the gradient for a layer LoRA."""
         states = made.before, made.after
         means = mean_logprobs(trace, [state.micro for state in states], self.backend.head, made.after.base)
         before, after = (self.layers.logprob_shift(trace, state) for state in states)

@@ -119,7 +119,8 @@ class RatingBatch:
         rows = [(id_, *given, weights[id_]) for id_, given in self._given.items()]
         version = commit_batch(history, before.version, rows, state, new.kl, new.micro.norm)
         active.state = replace(new, base=before.base, version=version)
-        learner.taste_push.note_rating(before.version, version)
+        if not any(reason_of(*given) for given in self._given.values()):
+            learner.taste_push.note_rating(before.version, version)
         for id_, (rating, note) in self._given.items():
             if reason_of(rating, note) != "facts":
                 learner.rating_index.add_rating(replies[id_], rating, version)

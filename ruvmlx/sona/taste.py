@@ -50,6 +50,7 @@ ROOT_STEP = 0.5  # one more use of a word raises the root of its count by 1, 0.4
 # The minimum number of unrated replies with unshown replies (or all unrated replies, if they are fewer). If
 # fewer unrated replies have unshown replies, a fit with unrated replies compares no replies.
 MIN_COMPARED = 8
+MAX_SHORTER = 3
 PAIR = 0.5  # the weight of a preference, in ratings; it is below 1, because two replies have twice the noise
 
 
@@ -75,13 +76,18 @@ class RatedFeatures:
 
 @dataclass(frozen=True)
 class PreferredFeatures:
-    """A preference between two replies to one question. strength: 1 for a clear preference. is_reason: True
-    if the preference is the reason for a rating (taste_reasons.py) and not separate feedback."""
+    """A preference between two replies to one question.
+
+    strength: 1 for a clear preference
+    is_reason: True if the preference is the reason for a rating (taste_reasons.py) and not separate feedback
+    shorter: 1 if the reason is that the reply is too long, -1 if it is too short, else 0
+    """
 
     better: ReplyFeatures
     worse: ReplyFeatures
     strength: float = 1.0
     is_reason: bool = False
+    shorter: int = 0
 
 
 Given = RatedFeatures | PreferredFeatures
@@ -113,6 +119,17 @@ def _row(one: Given, share: float) -> tuple[ReplyFeatures, ReplyFeatures | None,
     if isinstance(one, RatedFeatures):
         return one.features_from(share), None, STARS[one.rating] - NEUTRAL, 1.0
     return one.better, one.worse, GAP, PAIR * one.strength
+
+
+def _shorter(given: Sequence[Given]) -> int:
+    """Return the number of reasons "too long" minus the number of reasons "too short". The count never
+    leaves the range from -MAX_SHORTER to MAX_SHORTER. So one "too short" has an effect after many "too
+    long"."""
+    total = 0
+    for one in given:
+        if isinstance(one, PreferredFeatures):
+            total = min(MAX_SHORTER, max(-MAX_SHORTER, total + one.shorter))
+    return total
 
 
 def _probability_of_comparing(given: Sequence[Given], background: Sequence[RatedFeatures]) -> float:
@@ -153,11 +170,13 @@ class TasteModel:
 
     ratings: the number of ratings and preferences in the fit
     share: the factor of the unshown replies' mean measures, which are subtracted from a reply's measures
+    shorter: how much shorter replies the user asks for by reasons (`_shorter`)
     """
 
     ratings: int
     fitted: TasteFit
     share: float = 0.0
+    shorter: int = 0
 
     @classmethod
     def fit(cls, given: Sequence[Given], background: Sequence[RatedFeatures] = ()) -> "TasteModel":
@@ -173,7 +192,8 @@ class TasteModel:
             share = 0.0  # compare rated replies only if the unrated replies can be compared, too
         else:
             background, share = compared, _probability_of_comparing(given, compared)
-        return cls(count, fit(_rows(given, share), _features(background, share)), share)
+        fitted = fit(_rows(given, share), _features(background, share))
+        return cls(count, fitted, share, _shorter(given))
 
     def predict(self, replies: Sequence[ReplyFeatures]) -> tuple[np.ndarray, np.ndarray]:
         """Return (mean, standard deviation) of the stars that the user would give to each of R replies: [R]

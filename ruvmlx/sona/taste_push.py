@@ -45,6 +45,9 @@ PUSH_KL = 0.08
 # scaled down lora_b, and so the change of all other tokens, too.
 END_KL = 0.05
 END_SHARES = (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)  # the shares of the push on end-of-reply tokens that are tried
+# Logits of the end-of-reply tokens for each reason "too long" (TasteModel.shorter). A user who states a
+# reason expects an effect on the next reply. So this part of the push needs no fit of the taste model.
+STATED_END = 1.5
 FIRST, FIRST_END = 8, 4  # minimum number of ratings for a push: of ordinary tokens, of end-of-reply tokens
 DOUBTED = 0.5  # an effect below this number of standard deviations gives no push
 # The maximum number of ratings by which the push can be out of date. A fit of the taste model at each rating
@@ -155,9 +158,14 @@ class TastePush:
         if version not in self._versions[:1]:
             self._push, self._versions = self.compute(adapter, probe), [version]
 
-    def of(self, version: int, adapter: MicroLoRA, probe: KLProbe) -> np.ndarray:
+    def of(
+        self, version: int, adapter: MicroLoRA, probe: KLProbe, taste: TasteModel | None = None
+    ) -> np.ndarray:
         """Return the push for an adapter version: the taste model's part [A] of the first row of lora_b, for
-        the A movable tokens. At a rating, this part replaces the earlier push."""
+        the A movable tokens. At a rating, this part replaces the earlier push. taste: a taste model that is
+        newer than the version; None for the version's own"""
+        if taste is not None:
+            return self.compute(adapter, probe, taste)
         if version not in self._versions:
             self.prepare(version, adapter, probe)
         return self._push
@@ -168,36 +176,36 @@ class TastePush:
         if before in self._versions[:LAG]:
             self._versions.append(after)
 
-    def compute(self, adapter: MicroLoRA, probe: KLProbe) -> np.ndarray:
-        """Return the push of the ratings so far, as `of` does, without a note of the version. The KL of a
-        base LoRA (probe.floor) makes the push smaller, because both changes share one cap."""
-        taste = self._taste.model
-        if taste.ratings < FIRST_END:
-            return np.zeros(probe.tokens.size, np.float32)
-        effects, ends = token_effects(self._tokenizer, probe.tokens), probe.coordinates.ends
+    def compute(self, adapter: MicroLoRA, probe: KLProbe, taste: TasteModel | None = None) -> np.ndarray:
+        """Return the push of a taste (None: the taste of the ratings so far), as `of` does, without a note of
+        the version. The KL of a base LoRA (probe.floor) makes the push smaller, because both changes share
+        one cap."""
+        taste = taste or self._taste.model
         logits, end_kl = self._end_push(taste, adapter, probe)
         if taste.ratings >= FIRST:
-            total = LOGIT * effects.stars(taste, probe.likely)
+            total = LOGIT * token_effects(self._tokenizer, probe.tokens).stars(taste, probe.likely)
             if (known := self._directions.of(probe.tokens)) is not None:
                 weights = taste.token_weights().mean[: len(MEASURES)]
                 total = total + ALONG * known.logits(weights, probe.tokens)
             # Clip the logits before their KL is limited. The KL then spreads over more tokens, and the user
             # prefers the replies more often (docs/studies.md).
             others = np.clip(total, -MAX_LOWER_LOGITS, MAX_RAISE_LOGITS)
-            others[ends] = 0
+            others[probe.coordinates.ends] = 0
             logits += limit_kl(others, max(PUSH_KL / 4, PUSH_KL - end_kl - probe.floor), probe)
         return (logits / probe.reading).astype(np.float32)
 
     def end_kl(self, adapter: MicroLoRA, probe: KLProbe) -> float:
         """Return the KL of the push on end-of-reply tokens, nats per token."""
-        taste = self._taste.model
-        return self._end_push(taste, adapter, probe)[1] if taste.ratings >= FIRST_END else 0.0
+        return self._end_push(self._taste.model, adapter, probe)[1]
 
     def _end_push(self, taste: TasteModel, adapter: MicroLoRA, probe: KLProbe) -> tuple[np.ndarray, float]:
         """Return the push on end-of-reply tokens as logits [A], and its KL (`limit_ends`)."""
-        stars = token_effects(self._tokenizer, probe.tokens).end_stars(taste)
-        logits = np.zeros(probe.tokens.size, np.float32)
-        logits[probe.coordinates.ends] = np.clip(END_LOGIT * stars, -MOST_END, MOST_END)
+        logits, end = np.zeros(probe.tokens.size, np.float32), STATED_END * taste.shorter
+        if taste.ratings >= FIRST_END:
+            end += END_LOGIT * token_effects(self._tokenizer, probe.tokens).end_stars(taste)
+        elif not taste.shorter:
+            return logits, 0.0
+        logits[probe.coordinates.ends] = np.clip(end, -MOST_END, MOST_END)
         return limit_ends(logits, adapter, probe)
 
 

@@ -30,11 +30,11 @@ _TONE = [
 def asked_for(reply: ReplyFeatures, reason: str) -> PreferredFeatures | None:
     """Return the preference for an imaginary reply that the reason "long", "short" or "tone" states. Return
     None for other reasons. reply: the features of the rated reply."""
-    measures = reply.measures.copy()
-    if reason in ("long", "short"):
-        measures[_LENGTH] += _HALF if reason == "short" else -_HALF
+    measures, shorter = reply.measures.copy(), {"long": 1, "short": -1}.get(reason, 0)
+    if shorter:
+        measures[_LENGTH] -= shorter * _HALF
     elif reason == "tone":
         measures[_TONE] = 0  # 0 is the mean of each measure over the starter model's replies
     else:
         return None
-    return PreferredFeatures(replace(reply, measures=measures), reply, is_reason=True)
+    return PreferredFeatures(replace(reply, measures=measures), reply, is_reason=True, shorter=shorter)

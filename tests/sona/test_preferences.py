@@ -153,7 +153,7 @@ def test_changing_ones_mind_is_the_last_word_alone(open_tiny):
 def test_a_preference_survives_a_restart_and_another_processes_rating(open_tiny, monkeypatch):
     with open_tiny() as one, open_tiny() as two:
         ids = [reply(one, seed=i) for i in range(3)]
-        weigh, calls = one.learner._pair_weights, []
+        weigh, calls = objective.pair_weights, []
 
         def weigh_slowly(*args):
             if not calls:
@@ -161,7 +161,7 @@ def test_a_preference_survives_a_restart_and_another_processes_rating(open_tiny,
             calls.append(args)
             return weigh(*args)
 
-        monkeypatch.setattr(one.learner, "_pair_weights", weigh_slowly)
+        monkeypatch.setattr(objective, "pair_weights", weigh_slowly)
         assert one.choices.prefer(ids[0], ids[1]).adapter_version == 2 and len(calls) == 2
         expected = weights(one)
     with open_tiny() as runtime:

@@ -7,7 +7,7 @@ from ruvmlx.errors import UsageError
 from ruvmlx.ratings import reason_of, with_reason
 from ruvmlx.sona.learner import Learner
 from ruvmlx.sona.replay import load
-from ruvmlx.sona.taste import RatedFeatures, TasteModel
+from ruvmlx.sona.taste import MAX_SHORTER, RatedFeatures, TasteModel
 from ruvmlx.sona.taste_features import features_of
 from ruvmlx.sona.taste_measures import MEASURES
 from ruvmlx.sona.taste_push import TokenEffects
@@ -78,6 +78,17 @@ def test_reasons_push_the_end_of_replies(tiny):
     assert ends["long"] > ends[""] + 0.1 and ends["short"] < ends[""] - 0.1
 
 
+def test_each_stated_length_counts_and_a_later_one_is_felt():
+    """One "too short" has an effect after many "too long"."""
+    long, short = asked_for(MIDDLE, "long"), asked_for(MIDDLE, "short")
+    down, tone = RatedFeatures(MIDDLE, "down"), asked_for(MIDDLE, "tone")
+    counts = [
+        TasteModel.fit([down, tone, *each]).shorter
+        for each in ([], [long], [short], [long] * 9, [long] * 9 + [short])
+    ]
+    assert counts == [0, 1, -1, MAX_SHORTER, MAX_SHORTER - 1]
+
+
 def test_the_tone_has_names():
     """Every measure that a reason names exists."""
     features = asked_for(FORMAL, "tone")
@@ -124,11 +135,37 @@ def test_one_undo_takes_a_rating_back_with_its_reason(open_tiny, reason):
         runtime.rate(reply_id, "down", "so many words")
         rated = weights(runtime)
         runtime.choices.give_reason(reply_id, reason)
-        assert (weights(runtime) == rated) is (reason != "facts")
+        assert weights(runtime) != rated
         row = runtime.learner.history.reasons.rating_of(reply_id)
         assert row is not None and row[1].endswith(": so many words")
         runtime.undo()
         assert weights(runtime) == before and runtime.learner.history.reasons.rating_of(reply_id) is None
+
+
+def test_the_first_reason_changes_the_next_reply(open_tiny):
+    """A reason about the length changes the push of the end at once. The next rating keeps the push, and an
+    undo takes it back."""
+    with open_tiny() as runtime:
+        ends = runtime.learner.probe.coordinates.ends
+
+        def push():
+            runtime.learner.sync()
+            return runtime.learner.micro.taste[ends].sum() if runtime.learner.micro.taste.size else 0.0
+
+        reply_id = reply(runtime)
+        runtime.rate(reply_id, "down")
+        assert push() == 0
+        for reason, sign in (("long", 1), ("short", -1), ("tone", 0), ("facts", 0), ("long", 1)):
+            runtime.choices.give_reason(reply_id, reason)
+            assert np.sign(push()) == sign, reason
+        once = push()
+        runtime.rate(reply(runtime, seed=3), "up")
+        assert push() == pytest.approx(once, rel=0.2)
+        runtime.rate(reply(runtime, seed=4), "down", "too long")
+        assert push() > once
+        for _ in range(3):
+            runtime.undo()
+        assert push() == 0
 
 
 def test_a_reason_for_an_earlier_reply_leaves_later_ratings(open_tiny):
