@@ -35,8 +35,8 @@ def rating_mark(rating: str) -> str:
 
 
 def branch(number: int, of: int) -> str:
-    """Return "‹ 2/3 ›" for the second of three alternative replies to one question. Return "" if the question
-    has one reply."""
+    """Return "‹ 2/3 ›" for the second of three replies to one question, or of three versions of a question.
+    Return "" for the only one."""
     return f"‹ {number}/{of} ›" if of > 1 else ""
 
 

@@ -40,13 +40,27 @@ WHY_KEYS = {
 
 
 class UserMessage(Static):
+    branch: var[tuple[int, int]] = var((1, 1))  # number of this version of the question; number of versions
+
     def __init__(self, text: str, message_id: int | None = None) -> None:
         super().__init__(mentions.as_shown(sanitize(text)), markup=False)
         self.text = sanitize(text)
         self.message_id = message_id
 
+    @classmethod
+    def of_turn(cls, turn: Turn) -> "UserMessage":
+        message = cls(turn.content)
+        message.place(turn)
+        return message
+
     def place(self, turn: Turn) -> None:
-        self.message_id = turn.id
+        """Take the id and the number of the version from the turn (message) that the store has saved."""
+        self.message_id, self.branch = turn.id, (turn.branch, turn.branches)
+
+    def watch_branch(self) -> None:
+        where = describe.branch(*self.branch)
+        lines = Content(mentions.as_shown(self.text)), Content(where).stylize("dim")
+        self.update(Content("\n").join(line for line in lines if line))
 
 
 class Notice(Static):
@@ -310,4 +324,4 @@ def message_of(turn: Turn) -> ChatMessage:
     """Return the widget of a turn."""
     if turn.role == "tool":
         return ToolMessage(turn.calls[0], turn.content, turn.id)
-    return UserMessage(turn.content, turn.id) if turn.role == "user" else ReplyMessage.of_turn(turn)
+    return UserMessage.of_turn(turn) if turn.role == "user" else ReplyMessage.of_turn(turn)

@@ -28,7 +28,8 @@ class Turn:
     rating: str | None = None  # "up" | "down" | "1".."5"
     finish_reason: str | None = None
     id: int | None = None  # the message's id; None for a system prompt
-    # the position (from 1) of this message among the `branches` alternative messages at its place in the chat
+    # the position (from 1) of this message among its `branches` versions: the replies to the same question,
+    # or the questions after the same message
     branch: int = 1
     branches: int = 1
     # an assistant's turn: the tool calls of the reply; a tool's turn: the one call that has this result

@@ -28,9 +28,8 @@ class MessageRow:
 
     rating, finish_reason: the values of the message's reply; None for a user's message
     created: seconds since 1970
-    branch: the position, from 1, of the message among its siblings (the messages that can be shown in its
-        place)
-    branches: the number of siblings, with the message itself
+    branch: the position, from 1, of the message among its versions (`Tree.versions`)
+    branches: the number of versions, with the message itself
     calls: tool calls as JSON: the calls of a reply, or the call that a tool's result answers; "": no calls
     """
 
@@ -388,10 +387,8 @@ class Messages:
 
 
 def _with_branch_number(row: MessageRow, tree: Tree) -> MessageRow:
-    """Return the message with `branch` and `branches` (its position and the number of siblings) set."""
-    if tree.is_alone(row.id):
+    """Return the message with `branch` and `branches` (its position and the number of versions) set."""
+    versions = tree.versions(row.id)
+    if len(versions) == 1:
         return row
-    siblings = tree.siblings(row.id)
-    if row.id not in siblings or len(siblings) == 1:
-        return row
-    return replace(row, branch=siblings.index(row.id) + 1, branches=len(siblings))
+    return replace(row, branch=versions.index(row.id) + 1, branches=len(versions))

@@ -54,16 +54,11 @@ class Tree:
         versions = [n for n in self._children[question.parent] if n.role == "user"]
         return [id_ for version in versions for id_ in self._replies(version)]
 
-    def is_alone(self, of: int) -> bool:
-        """Return True if a message has only one version and, for a reply, its question has only one version.
-        Then no other message can be shown in its place. This check is much faster than `siblings`. If the
-        method returns False, the caller must call `siblings`."""
+    def versions(self, of: int) -> list[int]:
+        """Return the ids of a message and of its other versions. The versions of a reply answer the same
+        question, in the same words. The versions of a question follow the same message."""
         node = self._nodes[of]
-        if len(self._children[node.parent]) > 1:
-            return False
-        if node.role == "user" or node.parent is None:
-            return True
-        return len(self._children[self._nodes[node.parent].parent]) == 1
+        return [other.id for other in self._children[node.parent] if other.role == node.role]
 
     def newest_leaf(self, top: int) -> int:
         """Return the newest message among all messages that follow a message in the tree; the message itself

@@ -101,7 +101,9 @@ async def test_an_edited_question_starts_a_branch_and_flipping_shows_the_old_one
         await pilot.press("tab", "up", "e")
         await pilot.press("ctrl+a", "X", "enter")
         await until(pilot, lambda: len(app.query(UserMessage)) == 1 and app.phase == "idle")
-        assert shown_texts(app)[0] == "XFirst question" and "‹ 2/2 ›" in screen_text(app)
+        assert shown_texts(app)[0] == "XFirst question" and screen_text(app).count("‹ 2/2 ›") == 1
+        assert app.chat.transcript.messages[0].branch == (2, 2)
+        assert app.chat.transcript.replies[0].branch == (1, 1)
         assert app.chat.prompt.text == "a draft"
         await send(app, pilot, "/prev")
         await until(pilot, lambda: shown_texts(app) == before)
@@ -208,8 +210,8 @@ def test_plain_mode_has_all_branch_commands(open_tiny, capsys):
         assert "(1 of 2 replies in this place; /next, /prev)" in said
         assert "Your question: Bye" in said and "You: Hello\nAssistant: " in said
         chat = runtime.chats.last_chat()
-        (last,) = [t for t in runtime.chats.turns(chat) if t.role == "assistant"]
-        assert last.branches == 4
+        assert "(1 of 3 replies in this place, 1 of 2 versions of the question; /next, /prev)" in said
+        assert [turn.branches for turn in runtime.chats.turns(chat)] == [2, 3]
         code, said = run_plain(runtime, "/again", "/more", "/next", "/edit x")
         assert code == 1 and said == ""
 
@@ -230,8 +232,8 @@ async def test_flipping_at_random_shows_what_the_store_has(chatting):
             turns = await app.host.call(lambda runtime: runtime.chats.turns(app.chat.state.session))
             ids = [m.message_id for m in app.chat.transcript.messages]
             assert ids == [t.id for t in turns if t.role != "system"], what
-            places = [r.branch for r in app.chat.transcript.replies]
-            assert places == [(t.branch, t.branches) for t in turns if t.role == "assistant"], what
+            places = [m.branch for m in app.chat.transcript.messages]
+            assert places == [(t.branch, t.branches) for t in turns if t.role != "system"], what
 
 
 async def test_an_error_during_again_leaves_the_old_reply(chatting, monkeypatch):

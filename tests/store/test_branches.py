@@ -94,7 +94,19 @@ def test_a_question_in_other_words_is_an_alternative_with_all_that_followed(stor
     assert branch_texts(store, chat) == ["first", "answer", "SECOND", "other"]
     assert store.messages.next_sibling(chat, new, 1) == old
     assert branch_texts(store, chat) == ["first", "answer", "second", "reply", "third", "end"]
-    assert [(m.branch, m.branches) for m in store.messages.branch(chat)][3] == (1, 2)
+    assert [(m.branch, m.branches) for m in store.messages.branch(chat)][2:4] == [(1, 2), (1, 1)]
+
+
+def test_a_reply_is_counted_among_the_replies_to_its_question_alone(store):
+    """Each version of the question counts its own replies. The versions are counted at the question."""
+    chat = store.chats.new("m")
+    _, (first, _, last) = exchange(store, chat, "Which sea is that?", "A", "B", "C")
+    store.messages.set_head(chat, None)
+    _, (other,) = exchange(store, chat, "Which lake is that?", "D")
+    assert [(m.branch, m.branches) for m in store.messages.branch(chat)] == [(2, 2), (1, 1)]
+    assert store.messages.next_sibling(chat, other, -1) == last
+    assert [(m.branch, m.branches) for m in store.messages.branch(chat)] == [(1, 2), (3, 3)]
+    assert store.messages.next_sibling(chat, other, 1) == first
 
 
 def test_a_reply_belongs_to_its_question_whoever_else_writes(store):
@@ -163,17 +175,16 @@ def random_nodes(rng, forks):
 
 @pytest.mark.parametrize("forks", [0, 0.1, 0.5])
 def test_the_newest_messages_are_the_end_of_the_branch(store, forks):
-    """They have the same numbers of versions, and a message that is alone has no other version."""
+    """They have the same numbers of versions: of the messages with the same parent and the same role."""
     rng = random.Random(5)
     for _ in range(10):
         nodes, chat = random_nodes(rng, forks), store.chats.new("m")
         rows = [MessageRow(n.role, f"m{n.id}", None, None, None, n.id, n.parent) for n in nodes]
         store.messages.add_tree(chat, rows, rng.choice(nodes).id)
-        branch, tree = store.messages.branch(chat), Tree(store.messages.all(chat))
+        branch, everything = store.messages.branch(chat), store.messages.all(chat)
         for row in branch:
-            siblings = tree.siblings(row.id)
-            place = siblings.index(row.id) + 1 if row.id in siblings else 1
-            assert (row.branch, row.branches) == (place, len(siblings) if row.id in siblings else 1)
+            ids = [m.id for m in everything if (m.parent, m.role) == (row.parent, row.role)]
+            assert (row.branch, row.branches) == (ids.index(row.id) + 1, len(ids))
         for count in (1, 2, 5, 50):
             assert store.messages.newest(chat, count) == branch[-count:]
 

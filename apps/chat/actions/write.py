@@ -326,6 +326,7 @@ class WriteActions:
         if chat.phase != "idle" or not session:
             return
         message = chosen.message_id if chosen else None
+        before = {message.message_id for message in chat.transcript.messages}
 
         def flip(runtime: Runtime) -> tuple[int, list[Turn]]:
             return runtime.chats.next_sibling(session, step, message), runtime.chats.turns(session)
@@ -338,14 +339,10 @@ class WriteActions:
             await chat.transcript.show(done[1], chat.model)
             self._edit.leave_hidden()
             shown = next((r for r in chat.transcript.replies if r.message_id == done[0]), None)
-            self._tell_place(done[1], done[0])
+            if done[0] in before:
+                chat.status.flash("This is the only reply here; /again writes another one")
             if shown and had_focus:
                 shown.focus()
-
-    def _tell_place(self, turns: list[Turn], message: int) -> None:
-        turn = next((turn for turn in turns if turn.id == message), None)
-        if turn is None or turn.branches == 1:
-            self._chat.status.flash("This is the only reply here; /again writes another one")
 
     def may(self, action: str) -> bool:
         """Return False if the messages on the screen show that the method `action` would do nothing now.
@@ -354,5 +351,6 @@ class WriteActions:
         if action == "more":
             return reply is not None and reply.is_cut
         if action == "flip":
-            return reply is not None and reply.branch[1] > 1
+            question = reply and self._chat.transcript.question_of(reply)
+            return any(shown is not None and shown.branch[1] > 1 for shown in (reply, question))
         return bool(self._chat.transcript.messages)

@@ -26,6 +26,7 @@ MOST_FOUND = 20  # the maximum number of messages that /find lists
 GONE = "another program has deleted this chat; /new begins another one."
 IS_BACK = "Another program had deleted this chat; now it is back."
 NAMES = {"user": "You", "assistant": "Assistant", "tool": "Tool"}
+PLACES = dict.fromkeys(NAMES, "replies in this place") | {"user": "versions of the question"}
 
 
 def say(state: ChatState, text: str, instead_of: int | None = None, function: str = "") -> BeginReply:
@@ -157,12 +158,16 @@ def _flip(runtime: Runtime, state: ChatState, step: int) -> Outcome:
 
 
 def place(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    """Say which of several replies to one question the chat shows. If the question has one reply, say
-    nothing."""
-    last = runtime.chats.turns(state.session)[-1]
-    if last.branches == 1:
-        return Outcome()
-    return Outcome(f"({last.branch} of {last.branches} replies in this place; /next, /prev)")
+    """Say which of several replies to one question, and which of several versions of the question, the chat
+    shows. If there is one reply to one version, say nothing."""
+    *before, last = runtime.chats.turns(state.session)[-2:]
+    question = [turn for turn in before if last.role != "user" and turn.role == "user"]
+    places = [
+        f"{turn.branch} of {turn.branches} {PLACES[turn.role]}"
+        for turn in (last, *question)
+        if turn.branches > 1
+    ]
+    return Outcome(f"({', '.join(places)}; /next, /prev)" if places else "")
 
 
 def message_lines(turns: list[Turn]) -> list[str]:
