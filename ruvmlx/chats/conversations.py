@@ -281,7 +281,7 @@ class Conversations:
             begun=Begun(turn.content, tuple(cut_off.sampled_ids[-TAIL:])),
             session_id=session_id,
             examples=cut_off.examples,
-            asked="" if cut_off.teaches else cut_off.prompt,
+            asked=None if cut_off.teaches else cut_off.prompt,
             priority=INTERACTIVE,
             **self._fields(**wishes),
         )

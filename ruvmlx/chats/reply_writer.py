@@ -188,7 +188,7 @@ class ReplyWriter:
             request.route = self._learning.route(request)
         wanted = (
             self._settings.examples
-            and not request.asked
+            and request.asked is None
             and (request.route is None or request.route.examples)
         )
         learner = self._learning.of(request.adapter_id) if wanted and request.adapter_id else None

@@ -97,17 +97,17 @@ class ReplyArchive:
         route = run.request.route
         reply = self.row(run, learner, trace, response, **values)
         teaching = reply_features(reply.prompt, reply.text, reply.finish_reason).to_bytes()
-        text, calls = split_calls(self._model.tokenizer, run.request, reply.text) if session_id else ("", [])
-        # The words of a tool's result must not change the weights, so in a saved chat a reply that calls a
-        # tool or reads a tool's result is stored without features.
-        features = b"" if response.repeats or run.request.asked or calls else teaching
+        text, calls = split_calls(self._model.tokenizer, run.request, reply.text)
+        # The words of a tool's result must not change the weights, so a reply that calls a tool or reads a
+        # tool's result is stored without features.
+        teaches = not (response.repeats or run.request.asked is not None or calls)
         replies = max(self._in_progress(), 1 + run.shared)
         kv = replace(self._tiers.observation(response.session_id, response), replies=replies, others=others)
         routed = route.row(reply.id, reply.fingerprint, reply.adapter) if route else None
         for attempt in range(COMMIT_ATTEMPTS):
             try:
                 self.store.replies.add(
-                    replace(reply, features=features),
+                    replace(reply, features=teaching if teaches else b""),
                     session_id,
                     kv,
                     routed,
@@ -228,7 +228,7 @@ class StoredReplies:
         busy, save nothing."""
         run.record()
         begun: dict[str, Any] = {"text": "".join(run.text), "finish_reason": "cancelled"}
-        if run.request.asked:  # the prompt has a tool's result, so the reply must not teach
+        if run.request.asked is not None:  # the prompt has a tool's result, so the reply must not teach
             begun["features"] = b""
         reply = self._archive.row(run, self._learner, self._traces[run.request.request_id], **begun)
         with contextlib.suppress(StoreBusy):

@@ -221,7 +221,7 @@ def _as_tool_call(call: ParsedCall) -> dict[str, Any]:
 
 def question_of(request: GenerationRequest) -> str:
     """Return the user's message that the reply to this request answers; "" if the request has none."""
-    if request.asked:
+    if request.asked is not None:
         return request.asked
     if request.messages is None:
         return request.prompt or ""

@@ -71,10 +71,11 @@ class Prepared:
     messages: tuple[Message, ...]
     tools: Tools
     constraint: Constraint | None
+    asked: str | None  # as in GenerationRequest
 
     def fields(self) -> dict[str, Any]:
         fields = {"messages": self.messages, "tools": self.tools, "constraint": self.constraint}
-        return {**fields, "shows_calls": bool(self.names)}
+        return {**fields, "shows_calls": bool(self.names), "asked": self.asked}
 
     def parser(self) -> CallParser:
         return CallParser(self.form.dialect, self.names)
@@ -115,7 +116,16 @@ def prepare(
         _in_form(form, messages, offered),
         _as_tools(offered) if form.in_template else (),
         _constraint(model.tokenizer, form, wanted if forced else offered, many, forced, answer),
+        _asked(messages),
     )
+
+
+def _asked(messages: Sequence[Message]) -> str | None:
+    """Return the user's message before the tool results at the end of the conversation. Return None if the
+    conversation does not end with a tool's result."""
+    if not messages or messages[-1].role != "tool":
+        return None
+    return next((message.content for message in reversed(messages) if message.role == "user"), "")
 
 
 def _constraint(

@@ -68,8 +68,8 @@ class GenerationRequest:
     # True: the text contains the marks of tool calls even if the marks are special tokens
     shows_calls: bool = False
     # the user's message that the reply answers, if ratings of the reply must not change the adapter: tool
-    # results follow that message, or the reply continues a reply that teaches nothing; else ""
-    asked: str = ""
+    # results follow that message, or the reply continues a reply that teaches nothing; else None
+    asked: str | None = None
     # True: the model must think first; False: it must not; None: the chat template decides
     thinking: bool | None = None
     logprobs: int = 0  # the number of most likely tokens to report with every token

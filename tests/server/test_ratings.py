@@ -1,6 +1,7 @@
 """A rating over HTTP is a rating: the weights change at once, for every client and for the terminal."""
 
 import threading
+from contextlib import closing
 
 import pytest
 from ruvmlx.apps.server.access import Access
@@ -65,6 +66,32 @@ def test_a_rating_changes_the_next_reply(running, history):
     assert fact["adapter"] == "default" and fact["adapter_version"] == history().version() == 1
     assert logprob(running) > before + 1e-4
     assert [(r.reply_id, r.note) for r in history().ratings()] == [(done["id"], "short")]
+
+
+CALL = {"id": "abc", "type": "function", "function": {"name": "time", "arguments": "{}"}}
+AFTER_RESULT = {
+    "messages": [
+        {"role": "user", "content": "What time is it?"},
+        {"role": "assistant", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "abc", "content": "noon"},
+    ]
+}
+NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+TIME = {"type": "function", "function": {"name": "time", "parameters": NO_ARGUMENTS}}
+
+
+@pytest.mark.parametrize(
+    "fields", [AFTER_RESULT, {"tools": [TIME], "tool_choice": "required", "max_tokens": 200}]
+)
+def test_the_words_of_a_tool_teach_nothing(never_measured, tmp_path, fields):
+    """As in the chat app: the rating of a reply that reads a tool's result or calls a tool is kept, and
+    changes no weights."""
+    id = never_measured.chat(**fields).json["id"]
+    told = rate(never_measured, id)
+    assert told.status == 200 and not told.json["applied"]
+    with closing(Store(tmp_path / "ruvmlx.db")) as store:
+        assert store.replies.get(id).prompt == fields.get("messages", [{"content": "hello"}])[0]["content"]
+        assert [row["rating"] for row in store.db.rows("SELECT rating FROM ratings")] == ["up"]
 
 
 def test_taking_it_back_is_exact(running, history):
