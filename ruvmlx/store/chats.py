@@ -77,12 +77,12 @@ class Chats:
 
         The old chat and the new chat show the same replies, with the same ratings.
         """
-        old, branch = self.get(session_id), self._messages.branch(session_id)
-        ids = [message.id for message in branch]
-        if after is not None and after not in ids:
-            raise NotFound(f"message {after} is not in the conversation.")
-        kept = branch[: ids.index(after) + 1] if after is not None else branch
         with self._db.transaction():
+            old, branch = self.get(session_id), self._messages.branch(session_id)
+            ids = [message.id for message in branch]
+            if after is not None and after not in ids:
+                raise NotFound(f"message {after} is not in the conversation.")
+            kept = branch[: ids.index(after) + 1] if after is not None else branch
             new = self.new(old.model, old.system, f"{old.title} (fork)"[:TITLE])
             copies = self._messages.add_tree(new, kept, kept[-1].id if kept else None)
             if old.summarized_to in copies:
