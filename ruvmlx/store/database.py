@@ -147,7 +147,11 @@ class Database:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """In the block, show the reader the state of one moment, even while other processes write."""
+        """In the block, show the reader the state of one moment, even while other processes write. Inside a
+        transaction or another snapshot, the block sees its state."""
+        if self.in_transaction:
+            yield
+            return
         self._connection.execute("BEGIN")
         try:
             yield

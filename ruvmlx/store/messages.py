@@ -81,8 +81,8 @@ class Messages:
         process writes into the database, because the apps read a long chat again and again."""
         mark = self._db.write_mark()
         if mark is None or self._last_branch is None or self._last_branch[0] != (session_id, mark):
-            head = self.head(session_id)  # first, because another process can add a message in between
-            rows = {row.id: row for row in self.all(session_id)}
+            with self._db.snapshot():
+                head, rows = self.head(session_id), {row.id: row for row in self.all(session_id)}
             tree = Tree([*rows.values()])
             found = [_with_branch_number(rows[id_], tree) for id_ in tree.path(head)]
             if mark is None:
@@ -94,10 +94,10 @@ class Messages:
         """Return the newest `count` messages of the current branch. The method reads the texts of these
         messages alone. It reads the id, the parent and the role of every message of the chat."""
         places = "SELECT id, parent, role FROM messages WHERE session_id = ? ORDER BY id"
-        head = self.head(session_id)  # first, as in `branch`
-        tree = Tree([MessagePlace(*row) for row in self._db.rows(places, session_id)])
-        ids = tree.path(head)[-count:]
-        rows = self._read("m.id IN (SELECT value FROM json_each(?))", json.dumps(ids))
+        with self._db.snapshot():
+            tree = Tree([MessagePlace(*row) for row in self._db.rows(places, session_id)])
+            ids = tree.path(self.head(session_id))[-count:]
+            rows = self._read("m.id IN (SELECT value FROM json_each(?))", json.dumps(ids))
         of_id = {row.id: row for row in rows}
         return [_with_branch_number(of_id[id_], tree) for id_ in ids]
 

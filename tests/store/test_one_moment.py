@@ -1,4 +1,4 @@
-"""A method that reads several times sees the store of one moment, whatever another process writes meanwhile."""
+"""A method that reads several times sees the store of one moment, also while another process writes."""
 
 from contextlib import closing
 
@@ -32,3 +32,21 @@ def test_no_other_process_writes_between_the_read_and_the_copy_of_a_fork(store, 
         fork = store.chats.fork(chat)
         monkeypatch.undo()
         assert branch_texts(store, fork) == branch_texts(other, chat) == ["q", "a"]
+
+
+@pytest.mark.parametrize("method", ["newest", "branch"])
+def test_the_messages_of_a_branch_are_those_of_one_moment(store, chat, monkeypatch, method):  # noqa: F811
+    """Another process takes the last message back between two reads. The message is read as it was."""
+    last, rows = store.messages.add_user(chat, "r"), store.db.rows
+    with closing(Store(store.path)) as other:
+
+        def read_and_take_back(sql, *args):
+            found = rows(sql, *args)
+            other.messages.take_back(chat, last)
+            return found
+
+        monkeypatch.setattr(store.db, "rows", read_and_take_back)
+        arguments = {"newest": (chat, 2), "branch": (chat,)}[method]
+        found = [row.content for row in getattr(store.messages, method)(*arguments)]
+        monkeypatch.undo()
+        assert found[-2:] == ["a", "r"] and branch_texts(store, chat) == ["q", "a"]
