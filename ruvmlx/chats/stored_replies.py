@@ -141,6 +141,12 @@ class ReplyArchive:
         with contextlib.suppress(StoreError):
             self.store.witness.note("failure", facts)
 
+    def note_cache_failures(self) -> None:
+        """Record in the witness log the errors that ended a write of a KV cache to disk."""
+        for error in self.optimizer.scheduler.engine.sessions.take_failures():
+            with contextlib.suppress(StoreError):
+                self.store.witness.note("cache_failure", {"model": self._model.fingerprint, "error": error})
+
     @contextlib.contextmanager
     def noting_failure(self, request: GenerationRequest) -> Iterator[None]:
         """If the `with` block raises an error, record in the witness log that this error ended the request,
@@ -204,6 +210,7 @@ class StoredReplies:
         response = self._archive.optimizer.with_quality(
             question_of(self._replies.leader.request), chunk.response, self._learner
         )
+        self._archive.note_cache_failures()
         lost = note_lost_sides(self._archive.store, self._archive.optimizer.scheduler.engine)
         note = " ".join(filter(None, [chunk.note, lost]))
         chunk = replace(chunk, response=self._with_adapter(response), note=note)

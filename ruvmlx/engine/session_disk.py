@@ -64,6 +64,7 @@ class SessionsOnDisk:
     def __init__(self, folder: CacheFolder | None, backend: Backend, keys: CacheKeys):
         self.folder, self._backend, self._keys = folder, backend, keys
         self._early: EarlyWriter | None = None
+        self._failures: list[str] = []  # the classes of the errors that ended an early write
 
     def keep_early(self, session: Session) -> None:
         """Start to write, in another thread, the pages that the next replies will not change, so that few
@@ -74,7 +75,7 @@ class SessionsOnDisk:
         if self.folder is None or not self.folder.budget or session.owner is None or not paged:
             return
         if self._early is None:
-            self._early = EarlyWriter(self.folder)
+            self._early = EarlyWriter(self.folder, self._failures)
         self._early.put(session)
 
     def early_caches(self) -> set[int]:
@@ -82,6 +83,10 @@ class SessionsOnDisk:
         to disk or has just written it; an empty set if there is none."""
         session = self._early.session if self._early else None
         return {id(session.cache)} if session else set()
+
+    def take_failures(self) -> list[str]:
+        """Return, once, the classes of the errors that ended a write of `keep_early`."""
+        return [self._failures.pop(0) for _ in range(len(self._failures))]
 
     def stop_early(self) -> bool:
         """Stop the write that `keep_early` began, and release its sequence. Returns False if `keep_early`
@@ -161,10 +166,11 @@ class EarlyPart:
 
 class EarlyWriter:
     """A thread that writes sequences while replies run. The thread reads forks of the sequences, because the
-    pages of a fork do not change."""
+    pages of a fork do not change. If an error ends a write, the thread goes on with the next sequence."""
 
-    def __init__(self, folder: CacheFolder):
-        self._folder, self._stopped = folder, threading.Event()
+    def __init__(self, folder: CacheFolder, failures: list[str]):
+        """failures: a list to which the thread adds the class of each error that ended a write"""
+        self._folder, self._stopped, self._failures = folder, threading.Event(), failures
         self._todo: queue.SimpleQueue[EarlyPart | None] = queue.SimpleQueue()
         self._part: EarlyPart | None = None
         self._thread = threading.Thread(target=self._run, name="ruvmlx-keep", daemon=True)
@@ -201,5 +207,7 @@ class EarlyWriter:
         while (part := self._todo.get()) is not None:
             try:
                 part.write(self._folder, self._stopped.is_set)
+            except Exception as error:  # noqa: BLE001 - the next sequence can be written
+                self._failures.append(type(error).__name__)
             finally:
                 part.done.set()

@@ -147,6 +147,10 @@ class SessionManager:
             self._disk.keep_early(session)
         self.make_room()
 
+    def take_failures(self) -> list[str]:
+        """Return, once, the classes of the errors that ended a write of a session to disk during replies."""
+        return self._disk.take_failures()
+
     def forget(self, session: Session) -> None:
         """Remove a session from memory and from disk, because the content of its cache is wrong."""
         self._running.discard(session)

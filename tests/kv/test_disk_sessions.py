@@ -9,7 +9,7 @@ import pytest
 from ruvmlx.backends.base import with_lora
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
-from ruvmlx.engine.session_disk import SessionsOnDisk
+from ruvmlx.engine.session_disk import EarlyPart, SessionsOnDisk
 from ruvmlx.kv import owners, page_file
 from ruvmlx.kv.disk import CacheFolder
 from ruvmlx.kv.policy import F16
@@ -123,6 +123,18 @@ def test_pages_that_will_not_change_are_written_early(tiny, folder):
     assert {file.suffix for file in files(folder)} == {".cold", ".warm", ".hot", ".tail"}
     engine.sessions.clear()
     assert engine.backend.pool.pages == [0, 0, 0]
+
+
+def test_an_early_write_goes_on_after_an_error(tiny, folder, monkeypatch):
+    """The error of one write is told once, and the sequences after it are written."""
+    engine = LLMInferenceEngine(tiny, NativeBackend(tiny, threads=1), SMALL, folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(EarlyPart, "write", lambda *_: {}["a fault"])
+        prompt = [*tokens_of(300), *ask(engine, tokens_of(300)).token_ids]
+        until(lambda: engine.sessions.take_failures() == ["KeyError"])
+    assert not files(folder) and engine.sessions.take_failures() == []
+    ask(engine, [*prompt, *tokens_of(10)])
+    until(lambda: files(folder))
 
 
 def test_nothing_is_written_for_a_chat_that_was_deleted(tiny, folder, monkeypatch):
