@@ -28,7 +28,9 @@ from .learning import Learning
 from .stored_replies import ReplyArchive, StoredReplies
 
 # the number of replies for which the memory has room; the number of replies that the user asked for
-FEWER = "The memory for KV caches has room for {} of {} replies. Raise kv_budget, or lower best_of."
+FEWER = (
+    "The memory for KV caches has room for {} of {} replies. Raise kv_budget, or lower max_tokens or best_of."
+)
 
 Chunks = Generator[Chunk, None, None]  # the chunks of a reply; `close` ends the reply early
 

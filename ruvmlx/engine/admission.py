@@ -54,20 +54,20 @@ class Admission:
 
     def most_replies(self, request: GenerationRequest, count: int) -> int:
         """Return the largest number of replies to the request, from 1 to `count`, that can ever fit into the
-        memory budget together."""
+        memory budget together. Beside the others, a reply must have room for as many tokens as alone."""
         if count == 1 or not getattr(getattr(self._engine.backend, "pool", None), "budget", 0):
             return count
         policy = self._engine.sessions.policy_of(request.session_id) or F16
         prompt = len(self._engine.prompt_ids(request))
 
-        def fits(replies: int) -> bool:
+        def end(replies: int) -> int:
             try:
-                self._growth(request, prompt, replies, policy)
+                return self._growth(request, prompt, replies, policy).end
             except CacheTooLarge:
-                return False
-            return True
+                return 0
 
-        return max(1, most(count, fits))
+        alone = end(1)
+        return max(1, most(count, lambda replies: 0 < end(replies) == alone))
 
     def grant(
         self, request: GenerationRequest, replies: int, running: Sequence[Grant], mine: Collection[int] = ()

@@ -69,6 +69,16 @@ def greedy_request(tokens: list[int], reply: int, **more):
     return request(prompt=None, input_ids=tokens, max_new_tokens=reply, **fields)
 
 
+@pytest.mark.parametrize("pages, count", [(5, 1), (16, 1), (17, 2), (33, 4)])
+def test_a_reply_without_a_limit_is_no_shorter_beside_others(packed_model, pages, count):
+    """A limit that is the whole context counts the same."""
+    engine, _ = new_engine(packed_model, F16, pages)
+    admission, context = Admission(engine), engine.model.context
+    for limit in (context, context - 64):
+        assert admission.most_replies(greedy_request(ids(64, 1), limit), 4) == count
+    assert admission.most_replies(greedy_request(ids(64, 1), 8), 4) == 4
+
+
 def submit(running: Scheduler, one, replies: int = 1) -> Reply:
     sink, engine = Reply(), running.engine
     begin = lambda: BestOf(engine, requests_for(one, replies), None, [None] * replies)  # noqa: E731
