@@ -15,7 +15,8 @@ import msgspec
 from ruvmlx.models.config.model import Message
 from ruvmlx.models.text.tool_calls import ParsedCall
 
-MAX_CALLS = 4096  # the maximum number of remembered calls; the oldest calls are dropped
+# the maximum number of remembered calls, and of characters of their arguments; the oldest calls are dropped
+MAX_CALLS, MAX_LETTERS = 4096, 1 << 22
 
 
 @dataclass
@@ -27,8 +28,9 @@ class WrittenCalls:
 
     def add(self, made: ParsedCall) -> None:
         self._arguments[made.id] = made.arguments
-        while len(self._arguments) > MAX_CALLS:
-            self._arguments.popitem(last=False)
+        letters = sum(map(len, self._arguments.values()))
+        while len(self._arguments) > MAX_CALLS or letters > MAX_LETTERS:
+            letters -= len(self._arguments.popitem(last=False)[1])
 
     def restore_message(self, message: Message) -> Message:
         """Return the message with the arguments of its tool calls in the order in which the model wrote them.

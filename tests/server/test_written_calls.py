@@ -47,8 +47,9 @@ def test_what_says_something_else_stays(calls, given):
     )
 
 
-def test_only_the_last_calls_are_kept(calls, monkeypatch):
-    monkeypatch.setattr(written_calls, "MAX_CALLS", 2)
+@pytest.mark.parametrize("limit, most", [("MAX_CALLS", 2), ("MAX_LETTERS", 20)])
+def test_only_the_last_calls_are_kept(calls, monkeypatch, limit, most):
+    monkeypatch.setattr(written_calls, limit, most)
     calls.add(ParsedCall("b", "edit", "{}"))
     assert arguments_of(calls, {"all": False, "path": "x"}) == [("all", False), ("path", "x")]
     assert calls.restore_message(Message("user", "hello")) == Message("user", "hello")
