@@ -177,7 +177,7 @@ def export(runtime: Runtime, session: str, file: str, files: UserFiles) -> str:
     shown branch as Markdown. Raise UsageError for any other ending."""
     if not file:
         raise UsageError("which file? Give a name that ends in .md or .json")
-    path, store = files.path(file), runtime.store
+    path, store = files.of_command(file), runtime.store
     if writes_json(path):
         write_new(path, json.dumps(as_json(store, session), indent=1) + "\n")
     else:
@@ -189,7 +189,7 @@ def import_file(runtime: Runtime, file: str, files: UserFiles) -> ImportResult:
     """Import a chat from a .json file, unless the store has the chat already."""
     if not file:
         raise UsageError("which file? Give a .json file that /export wrote")
-    path = files.path(file)
+    path = files.of_command(file)
     if path.is_dir():
         raise UsageError(f"{one_line(file)} is a folder; `ruvmlx sessions import` takes all files of one")
     return import_once(runtime.store, read_bytes(path), one_line(file))

@@ -25,6 +25,15 @@ class UserFiles:
             )
         return self.folder / os.path.expanduser(name)  # an unknown user causes no error
 
+    def of_command(self, name: str) -> Path:
+        """Return the path of a file that a command reads or writes. Raise UsageError as `path` does, and for
+        "-", which other programs take as standard input or output."""
+        if name == "-":
+            raise UsageError(
+                "a chat has no standard input or output (-). Give a name, such as ./- for a file -"
+            )
+        return self.path(name)
+
     def has(self, name: str) -> bool:
         return self.folder is not None and os.path.exists(self.path(name))
 

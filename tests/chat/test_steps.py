@@ -7,8 +7,10 @@ import pytest
 from ruvmlx.apps.chat.commands import COMMANDS
 from ruvmlx.apps.chat.options import ChatOptions
 from ruvmlx.apps.chat.state import ChatState, Outcome
+from ruvmlx.apps.chat.user_files import UserFiles
 
 from ruvmlx.errors import NotFound, UsageError
+from tests.store.test_store import a_reply
 
 from .scripted import ScriptedRuntime
 
@@ -130,6 +132,19 @@ def test_a_chat_is_not_exported_in_a_form_that_its_name_does_not_say(open_tiny, 
         with pytest.raises(UsageError, match=r"\.json.*\.md"):
             take("export", runtime, state, str(tmp_path / "talk.html"))
     assert not list(tmp_path.glob("*.html"))
+
+
+@pytest.mark.parametrize("name, argument", [("export", "-"), ("import", "-"), ("save", "1 -")])
+def test_no_command_takes_standard_input_or_output(open_tiny, tmp_path, name, argument):
+    """`/export -` wrote a file with this name."""
+    with open_tiny() as runtime:
+        state = ChatState(ChatOptions(files=UserFiles(tmp_path)))
+        state.session = runtime.chats.new_chat()
+        runtime.store.messages.add_user(state.session, "hello")
+        runtime.store.replies.add(a_reply("r1", text="```\nx = 1\n```"), state.session)
+        with pytest.raises(UsageError, match=r"^a chat has no standard input or output \(-\)"):
+            take(name, runtime, state, argument)
+    assert not list(tmp_path.glob("-"))
 
 
 def test_a_chat_that_is_there_already_is_opened_and_not_imported_again(open_tiny, tmp_path):

@@ -207,7 +207,7 @@ def save(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     at = parse_number(number, len(blocks), "code blocks")
     if at is None or not name.strip():
         raise UsageError("which file? Give the block's number and a name, as in /save 1 sort.py")
-    path = state.options.files.path(name.strip())
+    path = state.options.files.of_command(name.strip())
     write_new(path, blocks[at - 1].rstrip("\n") + "\n")
     return text_outcome(f"Written: {path.absolute()} (code block {at} of {len(blocks)})")
 
