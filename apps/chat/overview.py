@@ -55,12 +55,13 @@ Sections = list[tuple[str, Rows]]
 
 def learning_rows(state: LearningState) -> Rows:
     status, memory = state.status, state.memory
+    seen = f", seen {count(memory.hits, 'time')}" if memory.hits else ""
     pairs = f" + {count(status.preferences, 'pair')}" if status.preferences else ""
     return [
         ("adapter", f"{one_line(state.adapter)}, version {status.adapter_version}"),
         ("ratings", f"{status.ratings}{pairs}, {status.updates} used"),
         ("limit", f"{share_text(status.kl, status.kl_cap)} used"),
-        ("topics", f"{memory.patterns}, seen {count(memory.hits, 'time')}"),
+        ("topics", f"{memory.patterns}{seen}"),
         ("training", _training(state.missing)),
         ("trained", count(status.consolidations, "time") if status.consolidations else "not yet"),
         *(("likes", words) for words in state.likes[:LIKES]),

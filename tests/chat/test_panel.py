@@ -133,6 +133,14 @@ def test_in_a_low_panel_details_go_first(height):
     assert ("rest" in words) == (height >= len(recent) + len(machine) + 4)
 
 
+@pytest.mark.parametrize("hits, shown", [(0, "2"), (1, "2, seen 1 time")])
+def test_a_topic_that_was_never_seen_is_not_said_to_be_seen(hits, shown):
+    state = LearningState(
+        "default", LearnStatus(9, 9, 9, 0.01, 0.1, 0.0, [0]), MemoryStatus(1, 2, 0, hits, 0, 0), 3, []
+    )
+    assert dict(overview.learning_rows(state))["topics"] == shown
+
+
 def test_what_the_user_likes_is_shown_once_ratings_support_it():
     def rows(*likes: str):
         status = LearnStatus(9, 9, 9, 0.01, 0.1, 0.0, [0])
