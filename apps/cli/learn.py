@@ -363,30 +363,34 @@ def kv_policy(measure: bool, as_json: bool, **flags: Any) -> None:
     if measure:
         with open_runtime(resolve(flags)) as runtime, ctrl_c_sets(cancel):
             report = runtime.tiers.review(cancel)
-            status = runtime.tiers.status()
+            status, lack = runtime.tiers.status(), runtime.backend.caveat
     else:
-        status = _tier_history(flags).status()
+        history, lack = _tier_history(flags)
+        status = history.status()
     facts = kv_facts(status) | {k: report[k] for k in ("measured", "changed", "stopped") if k in report}
     if as_json:
         print_json(facts)
     else:
         show_kv(facts)
+    if lack:
+        log(f"note: {lack}")
     if cancel.is_set():
         raise KeyboardInterrupt
 
 
 def _tier_history(flags: dict[str, Any]):
-    """Return the history of the chosen model's KV cache policies, without loading weights."""
-    from ruvmlx.backends.select import asked_policy, describe
+    """Return the history of the chosen model's KV cache policies, without loading weights, and the reason for
+    which the backend has no KV pages ("": it has KV pages)."""
+    from ruvmlx.backends.select import asked_policy, describe, lack_of_pages
     from ruvmlx.engine.model_identity import identify
     from ruvmlx.kv_tuning.tier_measurement import TierHistory
     from ruvmlx.store import Store
 
     settings = resolve(flags)
     store = Store(config.store_file(), reading=True)
-    model, backend = identify(store, load_model(settings.model), False), describe(settings.backend).name
-    asked = asked_policy(settings.kv, model.shape, settings.kv_tiers)
-    return TierHistory(store, model, backend, asked)
+    model, backend = identify(store, load_model(settings.model), False), describe(settings.backend)
+    asked, lack = asked_policy(settings.kv, model.shape, settings.kv_tiers), lack_of_pages(backend, model)
+    return TierHistory(store, model, backend.name, asked, not lack), lack
 
 
 VERBS = [learn]

@@ -107,6 +107,16 @@ def _describe_mlx(asked: str = "") -> Choice:
     return Choice("mlx", device, kernels, asked + why)
 
 
+def lack_of_pages(choice: Choice, model: Model) -> str:
+    """Return a line for the user that says why a backend has no KV pages for a model; "": it has KV pages, or
+    it cannot have them for any model."""
+    if (choice.name, choice.device) != ("mlx", "cpu") or not isinstance(model.shape, ModelConfig):
+        return ""
+    from .mlx.tiered_cpu import why_no_pages
+
+    return why_no_pages(model.shape)
+
+
 def asked_policy(kv: str | None, shape: ModelShape, tiers: str | None = None) -> TierPolicy | None:
     """Return the KV cache policy that the settings name; None if the choice is left to the program.
 

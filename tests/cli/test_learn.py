@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+from ruvmlx.backends.mlx import tiered_cpu
 from ruvmlx.engine import GenerationRequest, Sampling
+from ruvmlx.kernels.library import LibraryError
 from ruvmlx.kv.policy import TierPolicy
 from ruvmlx.kv_tuning import tier_choice
 from ruvmlx.runtime import Runtime
@@ -128,6 +130,19 @@ def test_learn_consolidate_says_what_it_needs_then_does_it(run, tiny_folder):
     assert "not enough long replies" in report["kv"]["reason"] and not report["kv"]["changed"]
     assert status["consolidations"] == int(report["promoted"]) and status["reason"] == report["reason"]
     assert status["pending"] == (0 if report["promoted"] else 12)
+
+
+@pytest.mark.parametrize("flags", [(), ("--measure",)])
+def test_learn_kv_names_a_missing_library(run, tiny_folder, monkeypatch, flags):
+    """Without the C library, MLX on a CPU has caches of 16 bits; `learn kv` told of 8 and 4 bits."""
+
+    def missing(*_):
+        raise LibraryError("librvm.so is not installed")
+
+    monkeypatch.setattr(tiered_cpu, "PagedAttention", missing)
+    code, out, err = run("learn", "kv", *flags, "--backend", "mlx", "--model", str(tiny_folder))
+    assert code == 0 and "In use: 16 bits for all tokens." in out
+    assert err.splitlines() == ["note: The KV cache has no tiers: librvm.so is not installed"]
 
 
 def test_learn_kv_reports_and_measures_the_policy(run, tiny_folder, monkeypatch):

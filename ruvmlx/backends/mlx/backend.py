@@ -28,11 +28,6 @@ from .plain_cache import MLXCache
 from .runner import MLXRunner, default_device
 from .storage import MLXStorage
 
-NO_TIERS = (
-    "The KV cache has no tiers: the C library is missing or has no pages for heads of {} numbers. "
-    "`ruvmlx doctor` tells which."
-)
-
 
 class MLXBackend(MLXRunner):
     """An MLX backend runs one model. The function `plan` decides in which dtype and form (packed or unpacked)
@@ -85,13 +80,16 @@ class MLXBackend(MLXRunner):
         # With the CPU layers, no step runs ahead, because the next step and the current step would need the
         # same cores.
         self.streams = not how.own_layers
-        own = how.own_layers
-        self.pool = tiered_cpu.pool(model.config, threads) if own else PagePool(MLXStorage(model.config))
         self.kernels = f"cpu+{BLAS.name}" if kind == "cpu" else kind
         self.gpu_memory = GPUMemory(self, self.nbytes) if kind == "metal" else None
         self.caveat = self.gpu_memory.why_not if self.gpu_memory else ""
-        if self.pool is None:
-            self.caveat = NO_TIERS.format(model.config.head_dim)
+        self.pool: PagePool | None = None
+        if not how.own_layers:
+            self.pool = PagePool(MLXStorage(model.config))
+        elif lack := tiered_cpu.why_no_pages(model.config):
+            self.caveat = lack
+        else:
+            self.pool = tiered_cpu.pool(model.config, threads)
         if found and not found.kernels_work:
             self._do_without_kernels(found.caveat)
         self.lora: BaseLoRA | None = None

@@ -24,15 +24,24 @@ from ..native.storage import NativeStorage
 from .cpu_layers import CPUAttention
 from .plain_batch import LayerBatch
 
+NO_TIERS = "The KV cache has no tiers: {}"
 
-def pool(config: ModelConfig, threads: int | None = None) -> PagePool | None:
-    """Return an empty pool of KV pages. Return None if the C library is missing or has no page format for
-    this head_dim."""
+
+def pool(config: ModelConfig, threads: int | None = None) -> PagePool:
+    """Return an empty pool of KV pages. Raises LibraryError if the C library is missing, and ValueError if it
+    has no page format for this head_dim."""
+    shape = config.n_layers, config.n_heads, config.n_kv_heads, config.head_dim
+    return PagePool(NativeStorage(PagedAttention(*shape, threads)))
+
+
+def why_no_pages(config: ModelConfig) -> str:
+    """Return a line for the user that says why the CPU layers have no KV pages for this model; "": they have
+    KV pages."""
     try:
-        shape = config.n_layers, config.n_heads, config.n_kv_heads, config.head_dim
-        return PagePool(NativeStorage(PagedAttention(*shape, threads)))
-    except (LibraryError, ValueError):
-        return None
+        pool(config)
+    except (LibraryError, ValueError) as error:
+        return NO_TIERS.format(error)
+    return ""
 
 
 class CPUStep:
