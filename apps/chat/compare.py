@@ -76,11 +76,13 @@ def writing(
     this reply. seed: the random seed of the reply; None: the seed of the options.
 
     The model in use writes both replies. The function names the adapter, because the selector of `--model
-    auto` and the router make a choice only for a request that names no adapter.
+    auto` and the router make a choice only for a request that names no adapter. With the setting `best_of`,
+    too, each side is one reply: the untouched model writes one, and the progress of several would tell the
+    user which side used the adapter.
     """
 
     def begin(runtime: Runtime, cancel: threading.Event) -> Iterator[Chunk]:
-        how = options.for_reply(cancel) | {"untouched": not with_learned}
+        how = options.for_reply(cancel) | {"untouched": not with_learned, "best_of": 1}
         if with_learned and runtime.learner is not None:
             how["adapter_id"] = runtime.learner.history.name
         if seed is not None:

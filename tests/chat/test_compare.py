@@ -44,6 +44,16 @@ def test_the_untouched_side_is_the_reply_without_an_adapter(open_tiny, rated_cha
     assert with_it.token_ids == again.token_ids != without.token_ids
 
 
+def test_each_side_is_one_reply_also_with_the_best_of_several(open_tiny, rated_chat):
+    """The untouched model writes one, so "writing 4 replies" told which side used what was learned."""
+    with open_tiny(best_of=4) as runtime:
+        for first, learned in enumerate([True, False]):
+            begin = compare.writing(rated_chat, "Why?", first == 0, learned, ChatOptions(max_new_tokens=6))
+            chunks = list(begin(runtime, threading.Event()))
+            assert {chunk.replies for chunk in chunks} == {1}
+        assert runtime.chats.turns(rated_chat)[-1].branches == 2
+
+
 @BOTH_SIZES
 @pytest.mark.parametrize("side", [0, 1])
 async def test_choosing_a_reply_prefers_it_to_the_other(chatting, rated_chat, monkeypatch, size, side):  # noqa: F811
