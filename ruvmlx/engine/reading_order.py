@@ -45,15 +45,18 @@ class Place:
     end: the moment at which the imagined machine ends the prompt; the prompt with the smallest end is read
         first
     share: the prompt's share of the imagined machine's speed
+    unread: the expected number of tokens that the real machine still has to read
     """
 
     end: float
     share: float
+    unread: float = 0.0
 
 
 class ReadingOrder:
     """ReadingOrder computes the order in which prompts are read. The class measures work in prompt tokens,
-    although a token of a long prompt takes a little longer."""
+    although a token of a long prompt takes a little longer. Both machines do the same work. Otherwise, the
+    list of prompts that the imagined machine has not read would grow."""
 
     def __init__(self) -> None:
         # the number of tokens that the imagined machine has read so far of a prompt with share 1 that was
@@ -62,16 +65,29 @@ class ReadingOrder:
         self._read_there: list[Place] = []  # prompts that the imagined machine has not read to the end
 
     def join(self, tokens: int, priority: int = 0) -> Place:
-        """Add a prompt that has arrived. tokens: the number of prompt tokens that must be read."""
+        """Add a prompt that has arrived. tokens: the expected number of prompt tokens that must be read."""
         share = MORE**priority
-        place = Place(self._clock + tokens / share, share)
+        place = Place(self._clock + tokens / share, share, tokens)
         self._read_there.append(place)
         return place
 
-    def count(self, tokens: float) -> None:
-        """Let the imagined machine (module docstring) read as many tokens as the real machine has just read.
-        Which prompt the real machine read does not matter."""
-        while tokens > 0 and self._read_there:
+    def count(self, place: Place, tokens: int) -> None:
+        """Note that the real machine has read `tokens` tokens of a prompt. The imagined machine (module
+        docstring) reads as many tokens of all its prompts."""
+        place.unread -= tokens
+        self._read(tokens)
+
+    def leave(self, place: Place) -> None:
+        """Drop the tokens that the real machine will not read: the prompt was cancelled, or a KV cache had
+        more of its tokens than expected. If the imagined machine has read some of these tokens, it reads as
+        many tokens of the other prompts."""
+        unread, place.unread = max(0.0, place.unread), 0.0
+        left = max(0.0, place.end - self._clock) * place.share
+        place.end -= min(unread, left) / place.share
+        self._read(max(0.0, unread - left))
+
+    def _read(self, tokens: float) -> None:
+        while self._read_there:
             first = min(self._read_there, key=lambda place: place.end)
             shares, rest = sum(place.share for place in self._read_there), first.end - self._clock
             if tokens < rest * shares:
@@ -80,8 +96,3 @@ class ReadingOrder:
             tokens -= rest * shares
             self._clock = first.end
             self._read_there.remove(first)
-
-    def leave(self, place: Place) -> None:
-        """Remove a prompt that will not be read to its end."""
-        if place in self._read_there:
-            self._read_there.remove(place)

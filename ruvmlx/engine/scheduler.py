@@ -273,6 +273,7 @@ class Scheduler:
             run.use_steps(self._delay is not None or ticket.job.several or len(self._active) > 1)
             self._read_piece(ticket, run)
             if not run.unread:
+                self._order.leave(ticket.place)
                 ticket.job.join()
                 ticket.decoding = True
         except Exception as error:  # noqa: BLE001 - the error goes to the sink
@@ -284,7 +285,7 @@ class Scheduler:
         begun, before = perf_counter(), run.unread
         chunk = run.read_piece(most)
         tokens, seconds = before - run.unread, perf_counter() - begun
-        self._order.count(tokens)
+        self._order.count(ticket.place, tokens)
         if most is not None and tokens:
             self._pace.measure(tokens, seconds, most)
             self._owed = seconds / sum(not t.decoding for t in self._active)
@@ -354,8 +355,7 @@ class Scheduler:
 
     def _leave(self, ticket: Ticket, keep: bool = True) -> None:
         """Remove a request. keep: False if the layers of its cache can hold different numbers of tokens."""
-        if not ticket.decoding:
-            self._order.leave(ticket.place)
+        self._order.leave(ticket.place)
         for held in (self._waiting, self._active):
             if ticket in held:
                 held.remove(ticket)

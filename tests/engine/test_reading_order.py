@@ -59,7 +59,7 @@ def test_no_prompt_ends_later_than_with_equal_shares(seed):
             continue
         i = min(left, key=lambda i: places[i].end)
         piece = min(PIECE, left[i])
-        order.count(piece)
+        order.count(places[i], piece)
         now, left[i] = now + piece, left[i] - piece
         if not left[i]:
             ends[i] = now
@@ -72,8 +72,19 @@ def test_a_prompt_that_leaves_takes_no_share():
     order = ReadingOrder()
     left, stays = order.join(100), order.join(100)
     order.leave(left)
-    order.count(50)
+    order.count(stays, 50)
     assert order.join(49).end < stays.end < order.join(51).end
+
+
+def test_a_prompt_with_fewer_tokens_than_expected_gives_its_time_to_the_others():
+    """Both machines do the same work, so the imagined machine ends when the real machine ends."""
+    order = ReadingOrder()
+    shorter, other = order.join(100), order.join(100)
+    order.count(shorter, 60)
+    order.leave(shorter)
+    assert order.join(0).end == pytest.approx(30)
+    order.count(other, 100)
+    assert order.join(5).end == pytest.approx(105)
 
 
 TOKEN, STEP = 0.01, 0.02  # seconds on the clock: of a prompt's token; of one step for all replies
@@ -133,6 +144,21 @@ def clocked_scheduler(packed_model, monkeypatch):
 
 def words(tokens, seed):
     return "".join(random.Random(seed).choices("abcdefgh ", k=tokens))
+
+
+def test_no_prompt_stays_in_the_order(clocked_scheduler):
+    """The expected number of tokens is too large for a cancelled prompt, and for a prompt of which another
+    request reads the tokens meanwhile."""
+    for i in range(4):
+        same = [request(prompt=words(300, i), max_new_tokens=2, sampling=GREEDY) for _ in range(3)]
+        cancelled = request(prompt=words(400, 100 + i), max_new_tokens=2, sampling=GREEDY)
+        for asked in (*same, cancelled):
+            clocked_scheduler.submit(asked)
+        for _ in range(2):
+            clocked_scheduler.running.step()
+        cancelled.cancel.set()
+        clocked_scheduler.finish()
+    assert len(clocked_scheduler.running._order._read_there) <= 1
 
 
 def test_a_short_request_does_not_wait_for_a_long_prompt(clocked_scheduler):
