@@ -88,7 +88,7 @@ class Runtime:
         UsageError if a setting is invalid, for example a `kv_budget` that is too small for one chat."""
         self.store, self.model, self.backend, self.settings = store, model, backend, settings
         kept = settings.kv_disk
-        folder = None if kept is None else CacheFolder.of_store(store.path, kept << 20)
+        folder = CacheFolder.of_store(store.path, kept << 20, store.chats.exists) if kept is not None else None
         self.engine = LLMInferenceEngine(
             model, backend, folder=folder, speculate=settings.speculate, draft_model=draft_model
         )

@@ -182,6 +182,17 @@ def test_a_deleted_chat_takes_its_choices_along(settings):
         assert runtime.store.db.rows("SELECT * FROM model_choices") == []
 
 
+def test_an_erased_chat_leaves_no_kv_cache_of_any_model(settings, prefer, home):
+    with open_auto(replace(settings, kv_disk=10)) as runtime:
+        chats = [runtime.chats.new_chat() for _ in range(2)]
+        for name in (SMALL, LARGE):
+            prefer(name)
+            for chat in chats:
+                say(runtime, chat, "hello " * 12)
+        runtime.erase_chat(chats[0])
+    assert {file.stem for file in (home / "kv").glob("*.uses")} == {chats[1]}
+
+
 def test_a_reply_without_a_chat_is_chosen_too_and_the_same_seed_chooses_the_same(settings):
     with open_auto(settings) as runtime:
         asked = [Message("user", "Name three rivers.")]

@@ -102,13 +102,16 @@ class SessionsOnDisk:
             self._early = None
 
     def keep(self, name: str, session: Session, until: float) -> None:
-        """Write a session to disk if it belongs to a chat, or to a request with `resumable`; else do nothing.
+        """Write a session to disk if it belongs to a chat that exists, or to a request with `resumable`; else
+        do nothing. Another process, or the runtime of another model, can have erased the chat.
 
         name: the name of the session in memory
         until: the latest end of the write (a time of time.monotonic())
         """
         owned = session.owner is not None and session.owner in (name, REQUESTS) and not session.branching
         if self.folder is None or not owned or len(session.tokens) != session.cache.offset:
+            return
+        if session.owner != REQUESTS and not self.folder.exists(session.owner or ""):
             return
         names = extend(session.chain[:1], session.tokens)
         self.folder.save(session.owner or "", names, session.tokens, session.cache, until)

@@ -53,19 +53,23 @@ class CacheFolder:
     first.
 
     budget: the maximum bytes of all cache files, without the owners' lists; 0: nothing is stored
+    exists: a function that returns True if there is a chat with this id; only the thread of the store calls
+        it
     """
 
-    def __init__(self, path: Path, budget: int):
-        self.path, self.budget = path, budget
+    def __init__(self, path: Path, budget: int, exists: Callable[[str], bool] = lambda owner: True):
+        self.path, self.budget, self.exists = path, budget, exists
         self._lock = threading.Lock()  # `save` and `remove` hold this lock while they write or delete files
         # The owners (chats) whose files `remove` has deleted. A thread that still saves pages of one of these
         # owners must stop.
         self._removed: set[str] = set()
 
     @classmethod
-    def of_store(cls, store: Path, budget: int = 0) -> "CacheFolder":
+    def of_store(
+        cls, store: Path, budget: int = 0, exists: Callable[[str], bool] = lambda owner: True
+    ) -> "CacheFolder":
         """Return the folder "kv" beside the store's file."""
-        return cls(store.parent / "kv", budget)
+        return cls(store.parent / "kv", budget, exists)
 
     # Sequences ----------------------------------------------------------------------------------
 

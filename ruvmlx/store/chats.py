@@ -186,6 +186,13 @@ class Chats:
         """Return the ids of all chats, including empty and soft-deleted chats."""
         return {row["id"] for row in self._db.rows("SELECT id FROM sessions")}
 
+    def exists(self, session_id: str) -> bool:
+        """Return True if there is a chat with this full id. The chat can be soft-deleted. Return False if the
+        store cannot be read."""
+        with suppress(StoreError):
+            return self._db.value("SELECT 1 FROM sessions WHERE id = ?", session_id) is not None
+        return False
+
     def _ids_beginning_with(self, beginning: str, where: str) -> list[str]:
         """Return a list with the one chat id that has this beginning, or [] if no id has it. Raises NotFound
         if several ids have this beginning."""

@@ -106,6 +106,19 @@ def test_a_deleted_chat_leaves_nothing(open_native, home):
         assert chats_with_pages(home) == set()
 
 
+@pytest.mark.parametrize("capacity", [0, 64], ids=["evicted", "at the end"])
+def test_a_chat_that_another_process_erased_leaves_nothing(open_native, home, capacity):
+    """This process still has the chat's KV cache in memory."""
+    with open_native() as runtime:
+        chats = [runtime.chats.new_chat() for _ in range(2)]
+        for chat in chats:
+            say(runtime, chat, "hello " * 12)
+        soft_delete.delete(Store(home / "ruvmlx.db"), chats[0])
+        runtime.engine.sessions.capacity = capacity
+        runtime.engine.sessions.make_room()
+    assert chats_with_pages(home) == {chats[1]}
+
+
 def test_switched_off_it_keeps_nothing(open_native, home):
     with open_native() as runtime:
         say(runtime, runtime.chats.new_chat(), "hello " * 12)
