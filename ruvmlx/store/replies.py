@@ -238,9 +238,11 @@ class Replies:
         return self._db.value(sql, fingerprint, adapter)
 
     def set_query(self, reply_id: str, query: np.ndarray) -> None:
-        """Commit the pooled hidden state [D] of the question that a reply answers."""
+        """Commit the pooled hidden state [D] of the question that a reply answers, unless the question was
+        deleted, because the state is computed from the question's words."""
         with self._db.transaction():
-            self._db.execute("UPDATE replies SET query = ? WHERE id = ?", from_vector(query), reply_id)
+            sql = "UPDATE replies SET query = ? WHERE id = ? AND prompt != ''"
+            self._db.execute(sql, from_vector(query), reply_id)
 
     def query(self, reply_id: str) -> np.ndarray | None:
         """Return the question's pooled hidden state [D] as float32; None if the state was never computed."""

@@ -217,6 +217,17 @@ def test_the_end_stores_no_trace_of_deleted_words(open_tiny):
         assert runtime.store.traces.get(reply) is None
 
 
+def test_the_work_after_a_reply_stores_no_vector_of_a_deleted_question(open_tiny):
+    """A rated reply keeps its row. The question is still in memory, because nothing prepared the rating."""
+    with open_tiny() as runtime:
+        chat = runtime.chats.new_chat()
+        reply = say(runtime, chat, "hello there").request_id
+        runtime.rate(reply, "up")
+        runtime.erase_chat(chat)
+        runtime.learning.settle()
+        assert runtime.store.replies.query(reply) is None
+
+
 def test_a_locked_store_is_no_error_of_the_end(open_tiny, monkeypatch):
     """The replies are stored; only a later rating takes longer."""
     runtime = open_tiny()
