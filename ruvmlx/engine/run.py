@@ -352,7 +352,7 @@ class Run:
             raise RunCancelled
 
     def _response(self, now: float) -> GenerationResponse:
-        prefilled_at = self._prefilled_at or self.source.prefilled_at
+        prefilled_at = (self._prefilled_at or self.source.prefilled_at) if self.drawn else now
         prefill_s, decode_s = prefilled_at - self.started, now - prefilled_at
         cache, text = self.session.cache, "".join(self.text)
         counts = self.drafts.counts if self.drafts else DraftCounts()
@@ -368,7 +368,7 @@ class Run:
             finish_reason=self.finish_reason or "length",
             ttft_ms=1e3 * max(0.0, self.first_token - self.started),
             latency_ms=1e3 * (now - self.started),
-            prompt_tps=(len(self.prompt) - self.cached) / prefill_s if prefill_s > 0 else 0.0,
+            prompt_tps=self._read / prefill_s if prefill_s > 0 else 0.0,
             generation_tps=len(self.ids) / decode_s if decode_s > 0 else 0.0,
             cache_tokens=cache.offset,
             drafted=counts.drafted,

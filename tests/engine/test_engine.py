@@ -74,7 +74,18 @@ def test_cancel_during_prefill(engine):
     r = request(prompt="word " * 90)
     r.cancel.set()
     response = engine.generate(r)
-    assert (response.finish_reason, response.text) == ("cancelled", "")
+    assert (response.finish_reason, response.text, response.prompt_tps) == ("cancelled", "", 0)
+
+
+def test_a_prompt_that_was_read_in_part_has_the_speed_of_this_part(engine):
+    """The speed counted the whole prompt: millions of tokens per second."""
+    asked = request(prompt="word " * 90)
+    cancelled = engine.run(asked)
+    read = cancelled.read_piece(most=32).prefilled
+    asked.cancel.set()
+    response = cancelled.end().response
+    assert 0 < read < response.prompt_tokens
+    assert response.prompt_tps == pytest.approx(1e3 * read / response.latency_ms)
 
 
 def test_logprobs_are_those_of_the_distribution(engine):
