@@ -13,7 +13,7 @@ constraint applies to the text after the thinking.
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize, ref
 
 import numpy as np
 
@@ -123,7 +123,9 @@ class _Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer, vocab: int):
         special = {i: text for text, i in tokenizer.special_tokens.items()}
-        self._tokenizer = tokenizer
+        # The LLTokenizer holds this object. With a usual reference, a closed model's tokenizer would stay in
+        # memory, because the garbage collector does not look into the LLTokenizer.
+        self._tokenizer = ref(tokenizer)
         self.end_ids = sorted(i for i in tokenizer.eos_ids if i < vocab) or [vocab]
         self.eos_token_id = self.end_ids[0]
         self.special_token_ids = sorted({*(i for i in special if i < vocab), *self.end_ids})
@@ -133,15 +135,18 @@ class _Vocabulary:
 
     def __call__(self, text: str | bytes) -> list[int]:
         """Return the token ids with which the tokenizer encodes this text in the middle of a reply. Return []
-        if the tokens do not spell exactly this text."""
+        if the tokens do not spell exactly this text, or if the model was closed."""
+        tokenizer = self._tokenizer()
+        if tokenizer is None:
+            return []
         data = text if isinstance(text, bytes) else text.encode()
         words = data.decode("utf-8", "replace")
-        ids = self._tokenizer.encode(words, add_bos=False)
+        ids = tokenizer.encode(words, add_bos=False)
         if self._spells(ids, data):
             return ids
         # Some tokenizers put a space before the first word of a text. A line break before the first word
         # prevents this space.
-        after = self._tokenizer.encode("\n" + words, add_bos=False)
+        after = tokenizer.encode("\n" + words, add_bos=False)
         return next((after[k:] for k in range(len(after)) if self._spells(after[k:], data)), [])
 
     def _spells(self, ids: Sequence[int], data: bytes) -> bool:
@@ -153,7 +158,8 @@ _known: WeakKeyDictionary[Tokenizer, Vocabulary] = WeakKeyDictionary()
 
 def _vocabulary(tokenizer: Tokenizer, vocab: int) -> Vocabulary:
     """Return the vocabulary for llguidance. The vocabulary of a tokenizer is made once and kept, because its
-    construction takes 0.2 s for 49,152 tokens."""
+    construction takes 0.2 s for 49,152 tokens. The compiled constraints refer to the vocabulary, so they are
+    dropped with the tokenizer."""
     if tokenizer not in _known:
         from llguidance import LLTokenizer
 
@@ -162,4 +168,5 @@ def _vocabulary(tokenizer: Tokenizer, vocab: int) -> Vocabulary:
             made, n_vocab=vocab + 1, eos_token=made.end_ids, slices=LLTokenizer.json_slices()
         )
         _known[tokenizer] = Vocabulary(tokens, vocab, tokenizer.special_tokens)
+        finalize(tokenizer, compiled_matcher.cache_clear).atexit = False
     return _known[tokenizer]

@@ -2,7 +2,9 @@
 in one line."""
 
 import copy
+import gc
 import json
+import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -160,6 +162,17 @@ def mask(matcher, vocab: int) -> set[int]:
     matcher.restrict(logits)
     assert set(logits.tolist()) <= {0.0, -np.inf}
     return set(np.flatnonzero(logits == 0).tolist())
+
+
+def test_a_closed_model_leaves_no_tokenizer(tmp_path):
+    """With each change of the model, one tokenizer stayed, with its process."""
+    model = load_model(str(make_safetensors_model(tmp_path / "m", max_context=64)))
+    matcher = matcher_for(model, JSON)
+    tokenizer, kept = weakref.ref(model.tokenizer), grammar.compiled_matcher.cache_info().currsize
+    assert matcher.forced_tokens() and kept
+    del model, matcher
+    gc.collect()
+    assert tokenizer() is None and not grammar.compiled_matcher.cache_info().currsize
 
 
 def test_a_vocabulary_without_an_end_token(tiny):
