@@ -26,7 +26,7 @@ from .engine.model_identity import identify
 from .errors import RuvmlxError, StoreError
 from .memory.candidates import AutoModel, AutoModels, find_candidates
 from .memory.load_plan import PROGRAM
-from .memory.memory_plan import limit_caches
+from .memory.memory_plan import Purpose, limit_caches, sum_purposes
 from .models.config.model import Message
 from .models.load import load_model
 from .platform.memory import MemoryUse
@@ -254,6 +254,11 @@ class AutoRuntime(Runtime):
             adapters=sum(use.adapters for use in used),
             kv_budget=sum(use.kv_budget for use in used),
         )
+
+    def memory_purposes(self) -> list[Purpose]:
+        """Return the memory of each purpose, with the plans of all open models."""
+        tables = [runtime.memory_purposes() for runtime in self._open.values()]
+        return sum_purposes(tables, self.memory_use().resident)
 
     def close(self) -> None:
         """Train the selector if there are enough new ratings, and close all models."""

@@ -258,3 +258,18 @@ def test_all_caches_together_keep_to_the_memory_plan(settings, prefer):
         budgets = [opened.backend.pool.budget for opened in runtime._open.values()]
         needs = [runtime._candidates[key].need.cache for key in runtime._open]
         assert len(budgets) == 2 and budgets == [need + (4 << 20) for need in needs]
+
+
+def test_the_memory_of_each_purpose_is_that_of_all_models(settings, prefer):
+    """The plan of the weights was that of the model in use, beside the bytes of all models."""
+    with open_auto(settings) as runtime:
+        chat = runtime.chats.new_chat()
+        for name in (SMALL, LARGE):
+            prefer(name)
+            say(runtime, chat, "hello")
+        rows = {row.name: row for row in runtime.memory_purposes()}
+        used = runtime.memory_use()
+    weights = [one.planned.weights for one in runtime._open.values()]
+    assert rows["weights"].planned == sum(weights) and len(weights) == 2
+    assert 0 < rows["weights"].used <= used.model
+    assert (rows["kv"].used, rows["kv"].limit) == (used.kv, used.kv_budget)
