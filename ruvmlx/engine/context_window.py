@@ -124,7 +124,7 @@ class ContextWindow:
         limit = self._room(max_new_tokens) - reserved
         if summary:
             limit -= self.message_size(Message("user", summary))
-        head = messages[:1] if messages[0].role == "system" else []
+        head = [message for message in messages[:1] if message.role == "system"]
         rest = messages[len(head) :]
         begin = first_measured(len(rest), limit)
         sizes = [self.message_size(message) for message in rest[begin:]]

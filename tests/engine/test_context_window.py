@@ -180,3 +180,12 @@ def test_questions_without_a_reply_can_be_left_out(tiny):
         assert window.message_size(found[0]) + 32 <= window.size
     gone = window.left_out(turns, 32)
     assert gone and found[0].content == "\n\n".join(t.content for t in turns[2 * len(gone) :: 2])
+
+
+def test_a_chat_without_messages_has_nothing_to_leave_out(tiny):
+    """Memory for KV caches that is about as small as the limit of a reply leaves no room for a prompt. The
+    chat then asks, before the first message, what is left out."""
+    window = ContextWindow(tiny, lambda: 120)
+    system = Turn("system", "Be brief.")
+    for turns in ([], [system], [system, Turn("user", "")]):
+        assert window.left_out(turns, 128) == []
