@@ -53,10 +53,9 @@ class UserTaste:
 
     def __init__(self, history: AdapterHistory):
         self._history = history
-        # {reply id: features of the reply}; the features are None if the reply's text was deleted
+        # {id of a reply with a rating or a preference: features of the reply}; the features are None if the
+        # reply's text was deleted
         self._features: dict[str, ReplyFeatures | None] = {}
-        # the same for the unrated replies of the newest fit
-        self._unrated: dict[str, ReplyFeatures | None] = {}
         # {id of a rated reply: measures of the unshown replies to its question}; None before the measures are
         # loaded
         self._unshown: dict[str, np.ndarray] | None = None
@@ -200,10 +199,7 @@ class UserTaste:
         if not background_counts(given):
             return []
         unshown, rows = self._measured_unshown(), self._history.unrated_words(BACKGROUND)
-        self._unrated = {
-            row.id: self._unrated[row.id] if row.id in self._unrated else _features_of(row) for row in rows
-        }
-        found = self._unrated.items()
+        found = [(row.id, _features_of(row)) for row in rows]
         return [(id_, RatedFeatures(f, "", unshown.get(id_))) for id_, f in found if f is not None]
 
     def _remember(self, row: ReplyWords) -> None:

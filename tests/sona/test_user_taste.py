@@ -158,4 +158,4 @@ def test_the_features_of_old_unrated_replies_are_forgotten(store, history, monke
         ids = keep(store, sim.texts(4, seed=first), first=first)
         rate(history, ids[0], "up")
         assert len(taste.evidence()[1]) == 3
-    assert len(taste._features) == 10 and len(taste._unrated) == 3
+    assert len(taste._features) == 10
