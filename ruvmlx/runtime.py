@@ -87,8 +87,8 @@ class Runtime:
         the program made before it read the weights. draft_model: the small model that guesses tokens. Raises
         UsageError if a setting is invalid, for example a `kv_budget` that is too small for one chat."""
         self.store, self.model, self.backend, self.settings = store, model, backend, settings
-        kept = settings.kv_disk
-        folder = CacheFolder.of_store(store.path, kept << 20, store.chats.exists) if kept is not None else None
+        kept, exists = settings.kv_disk, store.chats.exists
+        folder = CacheFolder.of_store(store.path, kept << 20, exists) if kept is not None else None
         self.engine = LLMInferenceEngine(
             model, backend, folder=folder, speculate=settings.speculate, draft_model=draft_model
         )
