@@ -32,6 +32,8 @@ end likelier at each position where the end had some probability. If earlier rat
 long reply likelier, a good rating uses this gradient, too, and so makes an end less likely again, because a
 user who likes half of all long replies does not ask for shorter replies.
 
+A reason replaces end_credit(T): 0 for "too long", 1 for "too short".
+
 A preference between two replies to one question is one piece of evidence. The w_i g_i of a preference is the
 sum of both replies' terms. The weights of the two replies have opposite signs, so the parts that both replies
 share cancel.
@@ -51,6 +53,7 @@ KL_CAP or the old KL plus PER_RATING, or if the log-perplexity of prose has rise
 lora_b is scaled down. `gain` keeps the scale, and the search of the next rating starts from this gain.
 """
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -162,8 +165,20 @@ def rescale_to_caps(adapter: MicroLoRA, probe: KLProbe, taste: np.ndarray | None
     return cap_update(UncappedUpdate(adapter, block, adapter.evidence, covered, adapter.trend, new), probe)
 
 
-def prepare_stats(trace: Trace, probe: KLProbe) -> ReplyStats:
-    """Compute all statistics of a reply that a later rating will need."""
+def judge_end(trace: Trace, reason: str, probe: KLProbe) -> Trace:
+    """Return the trace for a bad rating with a reason. The reasons "long" and "short" decide how bad the end
+    token is. Without these reasons, the length of the reply decides."""
+    credit = {"long": 0.0, "short": 1.0}.get(reason)
+    if credit is None:
+        return trace
+    judged = copy.copy(trace)
+    judged.stats = prepare_stats(trace, probe, credit)
+    return judged
+
+
+def prepare_stats(trace: Trace, probe: KLProbe, credit: float | None = None) -> ReplyStats:
+    """Compute all statistics of a reply that a later rating will need. credit: the weight of the end token in
+    a bad rating; None: `end_credit` of the reply's length"""
     with np.errstate(all="ignore"):  # `ReplyStats.finite` and the update check for NaN and Inf later
         adapter, scale = trace.adapter, np.float32(trace.adapter.scale)
         gradient = trace.grad_b.take(probe.tokens, axis=1)
@@ -182,7 +197,7 @@ def prepare_stats(trace: Trace, probe: KLProbe) -> ReplyStats:
         )
         ends, praise = probe.coordinates.ends, np.zeros_like(gradient)
         ended = scale * np.outer(u[-1], probe.tokens[ends] == trace.tokens[-1]).astype(np.float32)
-        praise[:, ends] = np.float32(1 - end_credit(len(u))) * ended
+        praise[:, ends] = np.float32(1 - (end_credit(len(u)) if credit is None else credit)) * ended
         return ReplyStats(
             np.concatenate([gradient, gradient @ probe.features], axis=1),
             np.concatenate([praise, praise @ probe.features], axis=1),

@@ -201,9 +201,9 @@ class Learner:
         self.active.install_base()
         before, earlier = self.state, self.history.reasons.rating_of(reply.id)
         base = self.undo_steps(self.history.steps_of_reply(before.version, reply.id))
-        trace = self.traces.of(reply, base)
-        weight = self.weigh(reply, rating, note, trace)
         reason = reason_of(rating, note)
+        trace = instant.judge_end(self.traces.of(reply, base), reason, self.probe)
+        weight = self.weigh(reply, rating, note, trace)
         taste = self.taste.model_after(reply, rating, reason) if reason not in ("", "facts") else None
         new, apply_us = self.apply_feedback(base, [[(trace, weight)]], "rating", taste=taste)
         version = self.history.commit(

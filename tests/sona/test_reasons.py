@@ -5,6 +5,7 @@ import pytest
 
 from ruvmlx.errors import UsageError
 from ruvmlx.ratings import reason_of, with_reason
+from ruvmlx.sona import instant
 from ruvmlx.sona.learner import Learner
 from ruvmlx.sona.replay import load
 from ruvmlx.sona.taste import MAX_SHORTER, RatedFeatures, TasteModel
@@ -16,6 +17,7 @@ from ruvmlx.sona.user_taste import UserTaste
 from tests.sona import simulated_tastes as sim
 
 from .feedback import reply, weights
+from .test_instant import ended_reply, probe, readings, trace, update_once  # noqa: F401 - fixtures
 from .test_user_taste import history, keep, store  # noqa: F401 - fixtures
 
 SENTENCE = "Water the garden early in the day, because the soil stays moist for longer. "
@@ -95,6 +97,21 @@ def test_the_tone_has_names():
     assert features is not None
     moved = np.flatnonzero(features.better.measures != features.worse.measures)
     assert {MEASURES[place].more for place in moved} >= {"more caution", "longer words"}
+
+
+def test_a_reason_says_how_bad_the_end_is(trace, probe, tiny_backend, monkeypatch):  # noqa: F811
+    """A short reply that is too long ended too late; a long reply that is too short ended too early."""
+    reply = ended_reply(trace, probe, tiny_backend)
+
+    def pushed(reason, short):
+        monkeypatch.setattr(instant, "SHORT", short)
+        judged = instant.judge_end(reply, reason, probe)
+        b = update_once(reply.adapter, judged, -1.0, probe, stats=judged.stats).adapter.lora_b
+        return float(np.mean(readings(reply) @ b[:, probe.eos[0]]))
+
+    spared, blamed = (pushed("", short) for short in (3, 99))
+    assert pushed("long", 99) > 0 > blamed and pushed("short", 3) == pushed("tone", 99) == blamed
+    assert pushed("tone", 3) == spared and reply.stats is None
 
 
 # -- in the store ------------------------------------------------------------------------------------------
