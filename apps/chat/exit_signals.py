@@ -39,6 +39,24 @@ def heard(handler: Callable[[int], None], signals: tuple[signal.Signals, ...] = 
             signal.signal(number, before[number])
 
 
+@contextlib.contextmanager
+def wakeups() -> Iterator[int | None]:
+    """Within the `with` block, let Python write to a pipe at each signal that has a handler. Yield the end of
+    the pipe that can be read. In another thread than the main thread, yield None."""
+    if threading.current_thread() is not threading.main_thread():
+        yield None
+        return
+    heard, wake = os.pipe()
+    os.set_blocking(wake, False)
+    before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    try:
+        yield heard
+    finally:
+        signal.set_wakeup_fd(before, warn_on_full_buffer=False)
+        os.close(wake)
+        os.close(heard)
+
+
 def let_go(*streams: TextIO | None) -> None:
     """Flush the given streams. If a stream has no reader any more, redirect it to /dev/null, because Python's
     own flush at the exit would fail."""

@@ -1,10 +1,12 @@
 """This module handles Ctrl-C and the signals that end the process (SIGHUP, SIGTERM) in plain mode."""
 
 import contextlib
+import os
+import select
 import signal
 import threading
 from collections.abc import Iterator
-from typing import Self
+from typing import Self, TextIO
 
 from ruvmlx.platform.bounded_process import stop_requests
 
@@ -25,13 +27,30 @@ class Interrupts:
         self._cancel: threading.Event | None = None
         self._raise = False
         self._pending = False
+        self._woken: int | None = None  # a pipe that can be read after a signal
 
     def __enter__(self) -> Self:
+        self._woken = self._heard.enter_context(exit_signals.wakeups())
         self._heard.enter_context(exit_signals.heard(self._on_signal, (signal.SIGINT, *exit_signals.SIGNALS)))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._heard.close()
+        self._woken = None
+
+    def wait_for_line(self, terminal: TextIO) -> None:
+        """Wait until a line of the terminal can be read, or until a signal comes.
+
+        Python calls a signal handler only between two Python instructions. Without this wait, a signal that
+        comes directly before a blocking read would have no effect until the user presses a key.
+        """
+        keys = terminal.fileno()
+        while self._woken is not None:
+            ready, _, _ = select.select([keys, self._woken], [], [])
+            if self._woken in ready:
+                os.read(self._woken, 512)
+            if keys in ready:
+                return
 
     def stop(self) -> None:
         """End the reply if the model writes a reply now."""

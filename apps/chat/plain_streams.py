@@ -57,6 +57,8 @@ class PlainStreams:
             self.write(prompt, self._sink if self._sink.isatty() else sys.stderr)
         try:
             with self._interrupts.raising():
+                if self.interactive:
+                    self._interrupts.wait_for_line(self._source)
                 line = self._source.readline(MAX_LINE_CHARACTERS + 1)
                 if len(line) > MAX_LINE_CHARACTERS:
                     self._skip_line(line)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 from ruvmlx.apps.chat.plain import EMPTY
@@ -172,6 +173,22 @@ def test_a_signal_at_the_prompt_ends_quietly(signum):
     os.kill(terminal.pid, signum)
     terminal.expect("closed")
     assert terminal.wait() == 128 + signum
+
+
+def test_a_signal_that_does_not_interrupt_the_read_ends_the_chat():
+    """A signal that comes directly before the read has no handler call before the next key, and does not
+    interrupt the read. A signal that another thread gets is like this, too."""
+    setup = """
+        import signal, threading
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    """
+    terminal = Terminal(command(setup=setup))
+    terminal.expect("You: ")
+    time.sleep(0.3)  # no output says that the chat reads; an earlier signal is heard without the wait, too
+    os.kill(terminal.pid, signal.SIGTERM)
+    terminal.expect("closed", 30)
+    assert terminal.wait() == 128 + signal.SIGTERM
 
 
 def test_an_ignored_hangup_stays_ignored():
