@@ -169,7 +169,7 @@ def test_what_was_measured_of_a_model_is_not_measured_again(open_tiny, monkeypat
 def test_an_error_in_the_write_of_a_cache_is_a_row_of_the_log(open_tiny, monkeypatch):
     """The reply is not lost, and the row has the class of the error and no words."""
     with open_tiny() as runtime:
-        monkeypatch.setattr(runtime.engine.sessions, "take_failures", lambda: ["KeyError"])
+        monkeypatch.setattr(runtime.engine.sessions.disk, "take_failures", lambda: ["KeyError"])
         say(runtime, runtime.chats.new_chat(), "Hello")
         [row] = runtime.store.witness.rows("cache_failure")
         assert row.body == {"model": runtime.model.fingerprint, "error": "KeyError"}

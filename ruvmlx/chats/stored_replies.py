@@ -143,7 +143,7 @@ class ReplyArchive:
 
     def note_cache_failures(self) -> None:
         """Record in the witness log the errors that ended a write of a KV cache to disk."""
-        for error in self.optimizer.scheduler.engine.sessions.take_failures():
+        for error in self.optimizer.scheduler.engine.sessions.disk.take_failures():
             with contextlib.suppress(StoreError):
                 self.store.witness.note("cache_failure", {"model": self._model.fingerprint, "error": error})
 

@@ -51,7 +51,7 @@ class SessionManager:
         self._backend, self.policy = backend, policy
         self.capacity = capacity
         self.keys = CacheKeys(backend, model)
-        self._disk = SessionsOnDisk(folder, backend, self.keys)
+        self.disk = SessionsOnDisk(folder, backend, self.keys)
         # the kept sessions, by session id or by a generated name
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._running: WeakSet[Session] = WeakSet()
@@ -81,7 +81,7 @@ class SessionManager:
         if own is not None and own.chain[0] != self.keys.root(own.policy, salt):
             own = None
         session = self._longest(own, prompt, salt) or own
-        session = self._disk.longest(session, prompt, self.policy, salt) or session
+        session = self.disk.longest(session, prompt, self.policy, salt) or session
         session = session or self._with(self.policy, self.keys.root(self.policy, salt))
         self._running.add(session)
         if session_id is not None:
@@ -144,18 +144,14 @@ class SessionManager:
         if not any(kept is session for kept in self._sessions.values()):
             self._keep_unnamed(session)
         if session.owner == REQUESTS or self.get(session.owner) is session:
-            self._disk.keep_early(session)
+            self.disk.keep_early(session)
         self.make_room()
-
-    def take_failures(self) -> list[str]:
-        """Return, once, the classes of the errors that ended a write of a session to disk during replies."""
-        return self._disk.take_failures()
 
     def forget(self, session: Session) -> None:
         """Remove a session from memory and from disk, because the content of its cache is wrong."""
         self._running.discard(session)
         self._take_out(session)
-        self._disk.forget(session)
+        self.disk.forget(session)
 
     def read_again(self, session_id: str, pause: Pause) -> int:
         """Let the model with its new base LoRA read the tokens of a kept session, so that the next reply need
@@ -246,7 +242,7 @@ class SessionManager:
         while len(self) > self.capacity or self.nbytes > self._most():
             if (name := self._oldest()) is None:
                 return
-            self._disk.keep(name, self._sessions.pop(name), time.monotonic() + longest)
+            self.disk.keep(name, self._sessions.pop(name), time.monotonic() + longest)
 
     def _most(self) -> int:
         """Return the maximum number of bytes of all caches: at most the budget of the KV page pool (if it has
@@ -266,14 +262,14 @@ class SessionManager:
         memory. If there is none, release the sequence that is written early. Returns False if nothing can be
         freed. The sequence does not go to disk, because a reply waits."""
         if (name := self._oldest()) is None:
-            return self._disk.stop_early()
+            return self.disk.stop_early()
         del self._sessions[name]
         return True
 
     def evictable(self) -> set[int]:
         """Return the Python ids (`id`) of the caches that can be freed for a running request."""
         kept = {id(session.cache) for session in self._sessions.values() if session not in self._running}
-        return kept | self._disk.early_caches()
+        return kept | self.disk.early_caches()
 
     # On disk ------------------------------------------------------------------------------------
 
@@ -281,17 +277,17 @@ class SessionManager:
         """Write the caches to disk, the most recently used first. After MAX_EXIT_SECONDS no further write
         starts."""
         begun = time.monotonic()
-        self._disk.wait()
+        self.disk.wait()
         for name, session in reversed(self._sessions.items()):
             if time.monotonic() < begun + MAX_EXIT_SECONDS:
-                self._disk.keep(name, session, begun + MAX_WRITE_SECONDS)
+                self.disk.keep(name, session, begun + MAX_WRITE_SECONDS)
 
     # --------------------------------------------------------------------------------------------
 
     @property
     def folder(self) -> CacheFolder | None:
         """Return the folder for caches on disk."""
-        return self._disk.folder
+        return self.disk.folder
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -322,8 +318,8 @@ class SessionManager:
         """Remove a session, its forks for other replies, and its files."""
         for name in [name for name, kept in self._sessions.items() if kept.owner == session_id]:
             del self._sessions[name]
-        self._disk.remove(session_id)
+        self.disk.remove(session_id)
 
     def clear(self) -> None:
-        self._disk.wait()
+        self.disk.wait()
         self._sessions.clear()

@@ -116,11 +116,11 @@ def prepare(
         _in_form(form, messages, offered),
         _as_tools(offered) if form.in_template else (),
         _constraint(model.tokenizer, form, wanted if forced else offered, many, forced, answer),
-        _asked(messages),
+        _question_before_results(messages),
     )
 
 
-def _asked(messages: Sequence[Message]) -> str | None:
+def _question_before_results(messages: Sequence[Message]) -> str | None:
     """Return the user's message before the tool results at the end of the conversation. Return None if the
     conversation does not end with a tool's result."""
     if not messages or messages[-1].role != "tool":

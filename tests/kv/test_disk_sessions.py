@@ -131,8 +131,8 @@ def test_an_early_write_goes_on_after_an_error(tiny, folder, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(EarlyPart, "write", lambda *_: {}["a fault"])
         prompt = [*tokens_of(300), *ask(engine, tokens_of(300)).token_ids]
-        until(lambda: engine.sessions.take_failures() == ["KeyError"])
-    assert not files(folder) and engine.sessions.take_failures() == []
+        until(lambda: engine.sessions.disk.take_failures() == ["KeyError"])
+    assert not files(folder) and engine.sessions.disk.take_failures() == []
     ask(engine, [*prompt, *tokens_of(10)])
     until(lambda: files(folder))
 

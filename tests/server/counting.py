@@ -84,7 +84,7 @@ def pages(running: Any) -> Pages:
 
 def _pages(runtime: Runtime) -> Pages:
     sessions, pool = runtime.engine.sessions, runtime.backend.pool
-    sessions._disk.wait()
+    sessions.disk.wait()
     gc.collect()
     kept = list({id(s.cache): s.cache for s in sessions._sessions.values()}.values())
     for cache in kept:

