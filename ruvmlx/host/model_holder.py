@@ -11,6 +11,7 @@ from ..errors import Interrupted, ModelClosed, RuvmlxError, UsageError, error_li
 from ..memory.load_plan import Plan
 from ..models.config.header_facts import Facts
 from ..models.find.variants import FileChoice
+from ..platform import memory
 from ..platform.cpu import GPU_SHARE
 from ..progress import QUIET, Progress, Watch
 from ..runtime import Runtime
@@ -202,6 +203,7 @@ class ModelHolder:
             gc.collect()
             if "mlx.core" in sys.modules:
                 sys.modules["mlx.core"].clear_cache()
+            memory.give_back()
 
     def close(self) -> None:
         runtime, self.runtime = self.runtime, None

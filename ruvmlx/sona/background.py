@@ -116,12 +116,12 @@ class Background:
         self._free()
 
     def _free(self) -> None:
-        if self._trainer is not None:
-            self._trainer.close()
-        self._trainer, self._frozen, self._paused, self._promotion = None, {}, None, None
-        self._step_key = None
+        trainer, self._trainer = self._trainer, None
+        self._frozen, self._paused, self._promotion, self._step_key = {}, None, None, None
         self._gradients.reset()
         self._sizes = GradientSizes()
+        if trainer is not None:
+            trainer.close()
 
     def run(self, progress: Progress | None = None, cancel: threading.Event | None = None) -> dict[str, Any]:
         """Train a base LoRA, test it, and promote or refuse it. Return a report, which says if the run was

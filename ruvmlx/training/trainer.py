@@ -22,7 +22,7 @@ from ..lora.micro_lora import MicroLoRA
 from ..models.config.model import Model
 from ..models.weights.load_progress import AskingWeights
 from ..pausing import Pause
-from ..platform import cpu
+from ..platform import cpu, memory
 from ..platform.gpu import gpu
 from ..platform.mx import BLAS, mx, nn
 from .changed_modules import EMBEDDING, changed_rows, linear, probed_linear, token_shares, token_sums, unwrap
@@ -81,6 +81,7 @@ class Trainer:
         """Free the memory of the graph, unless a backend lent it, and of the cached layer inputs."""
         del self._graph, self._known
         mx.clear_cache()
+        memory.give_back()
 
     def set_head(self, base: BaseLoRA | None, micro: MicroLoRA | None) -> None:
         """Set the change of the output head: the sum of the base LoRA's change and the MicroLoRA's change."""
