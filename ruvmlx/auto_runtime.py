@@ -244,6 +244,13 @@ class AutoRuntime(Runtime):
 
     # -- the end -------------------------------------------------------------------------------------
 
+    def erase_chat(self, session_id: str) -> bool:
+        """Erase a chat, and its KV caches of all open models (`Runtime.erase_chat`)."""
+        self._states.clear()
+        for runtime in self._open.values():
+            runtime.engine.sessions.drop(session_id)
+        return super().erase_chat(session_id)
+
     def memory_use(self) -> MemoryUse:
         """Return the memory that this process uses, with the models and KV caches of all open models."""
         used = [runtime.memory_use() for runtime in self._open.values()]

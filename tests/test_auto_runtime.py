@@ -190,6 +190,9 @@ def test_an_erased_chat_leaves_no_kv_cache_of_any_model(settings, prefer, home):
             for chat in chats:
                 say(runtime, chat, "hello " * 12)
         runtime.erase_chat(chats[0])
+        for one in runtime._open.values():
+            assert {kept.owner for kept in one.engine.sessions._sessions.values()} == {chats[1]}
+        assert not runtime._states
     assert {file.stem for file in (home / "kv").glob("*.uses")} == {chats[1]}
 
 
