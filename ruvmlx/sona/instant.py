@@ -32,7 +32,7 @@ end likelier at each position where the end had some probability. If earlier rat
 long reply likelier, a good rating uses this gradient, too, and so makes an end less likely again, because a
 user who likes half of all long replies does not ask for shorter replies.
 
-A reason replaces end_credit(T): 0 for "too long", 1 for "too short".
+With the reason "too long", end_credit is 0 for a reply of any length.
 
 A preference between two replies to one question is one piece of evidence. The w_i g_i of a preference is the
 sum of both replies' terms. The weights of the two replies have opposite signs, so the parts that both replies
@@ -166,13 +166,12 @@ def rescale_to_caps(adapter: MicroLoRA, probe: KLProbe, taste: np.ndarray | None
 
 
 def judge_end(trace: Trace, reason: str, probe: KLProbe) -> Trace:
-    """Return the trace for a bad rating with a reason. The reasons "long" and "short" decide how bad the end
-    token is. Without these reasons, the length of the reply decides."""
-    credit = {"long": 0.0, "short": 1.0}.get(reason)
-    if credit is None:
+    """Return the trace for a bad rating with a reason. If the reason is "long", the rating does not punish
+    the end of a short reply, too."""
+    if reason != "long":
         return trace
     judged = copy.copy(trace)
-    judged.stats = prepare_stats(trace, probe, credit)
+    judged.stats = prepare_stats(trace, probe, credit=0.0)
     return judged
 
 

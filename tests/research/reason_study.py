@@ -17,13 +17,9 @@ from ruvmlx.apps.prove import prompts
 
 import ruvmlx
 
-MAX_TOKENS = 300
 
-
-def line(model: ruvmlx.LocalModel, questions: list[str]) -> str:
-    replies = [
-        model.reply(question, seed=seed, max_tokens=MAX_TOKENS) for seed, question in enumerate(questions)
-    ]
+def line(model: ruvmlx.LocalModel, questions: list[str], limit: int) -> str:
+    replies = [model.reply(question, seed=seed, max_tokens=limit) for seed, question in enumerate(questions)]
     words = [len(reply.text.split()) for reply in replies]
     cut = sum(reply.finish_reason == "length" for reply in replies)
     return f"{statistics.mean(words):.0f} | {statistics.median(words):.0f} | {cut} of {len(words)} |"
@@ -36,6 +32,7 @@ def main() -> None:
     parser.add_argument("--ratings", type=int, default=4)
     parser.add_argument("--questions", type=int, default=24)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--max-tokens", type=int, default=300)
     given = parser.parse_args()
     unseen = prompts.own("heldout")
     questions = unseen[:: max(1, len(unseen) // given.questions)][: given.questions]
@@ -43,10 +40,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         os.environ["RUVMLX_HOME"] = home
         with ruvmlx.open(threads=given.threads) as model:
-            print("| 0 |", line(model, questions), flush=True)
+            print("| 0 |", line(model, questions, given.max_tokens), flush=True)
             for count, question in enumerate(prompts.own("train")[: given.ratings], 1):
-                model.reply(question, seed=1000 + count, max_tokens=MAX_TOKENS).rate("down", given.reason)
-                print(f"| {count} |", line(model, questions), flush=True)
+                model.reply(question, seed=1000 + count, max_tokens=given.max_tokens).rate(
+                    "down", given.reason
+                )
+                print(f"| {count} |", line(model, questions, given.max_tokens), flush=True)
 
 
 if __name__ == "__main__":
