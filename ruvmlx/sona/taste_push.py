@@ -45,10 +45,9 @@ PUSH_KL = 0.08
 # scaled down lora_b, and so the change of all other tokens, too.
 END_KL = 0.05
 END_SHARES = (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)  # the shares of the push on end-of-reply tokens that are tried
-# Logits of the end-of-reply tokens for each reason "too long", and for each "too short" (TasteModel.shorter).
-# A user who states a reason expects an effect on the next reply. So this part of the push needs no fit of the
-# taste model. With -1.5 logits, the replies of the starter did not end.
-STATED_LONG, STATED_SHORT = 1.5, -0.5
+# Logits of the end-of-reply tokens for each reason "too long" (TasteModel.shorter). A user who states a
+# reason expects an effect on the next reply. So this part of the push needs no fit of the taste model.
+STATED_END = 1.5
 FIRST, FIRST_END = 8, 4  # minimum number of ratings for a push: of ordinary tokens, of end-of-reply tokens
 DOUBTED = 0.5  # an effect below this number of standard deviations gives no push
 # The maximum number of ratings by which the push can be out of date. A fit of the taste model at each rating
@@ -201,8 +200,7 @@ class TastePush:
 
     def _end_push(self, taste: TasteModel, adapter: MicroLoRA, probe: KLProbe) -> tuple[np.ndarray, float]:
         """Return the push on end-of-reply tokens as logits [A], and its KL (`limit_ends`)."""
-        logits = np.zeros(probe.tokens.size, np.float32)
-        end = abs(taste.shorter) * (STATED_LONG if taste.shorter > 0 else STATED_SHORT)
+        logits, end = np.zeros(probe.tokens.size, np.float32), STATED_END * taste.shorter
         if taste.ratings >= FIRST_END:
             end += END_LOGIT * token_effects(self._tokenizer, probe.tokens).end_stars(taste)
         elif not taste.shorter:
