@@ -32,7 +32,8 @@ end likelier at each position where the end had some probability. If earlier rat
 long reply likelier, a good rating uses this gradient, too, and so makes an end less likely again, because a
 user who likes half of all long replies does not ask for shorter replies.
 
-With the reason "too long", end_credit is 0 for a reply of any length.
+With the reason "too long", end_credit is 0 for a reply of any length. With the reason "too short", a rating
+leaves the end tokens alone, and the push of the reason makes an end less likely.
 
 A preference between two replies to one question is one piece of evidence. The w_i g_i of a preference is the
 sum of both replies' terms. The weights of the two replies have opposite signs, so the parts that both replies
@@ -166,18 +167,18 @@ def rescale_to_caps(adapter: MicroLoRA, probe: KLProbe, taste: np.ndarray | None
 
 
 def judge_end(trace: Trace, reason: str, probe: KLProbe) -> Trace:
-    """Return the trace for a bad rating with a reason. If the reason is "long", the rating does not punish
-    the end of a short reply, too."""
-    if reason != "long":
+    """Return the trace for a bad rating with a reason. If the reason is "long" or "short", the reason decides
+    what the rating does to end tokens. Without these reasons, the length of the reply decides."""
+    if reason not in ("long", "short"):
         return trace
     judged = copy.copy(trace)
-    judged.stats = prepare_stats(trace, probe, credit=0.0)
+    judged.stats = prepare_stats(trace, probe, reason)
     return judged
 
 
-def prepare_stats(trace: Trace, probe: KLProbe, credit: float | None = None) -> ReplyStats:
-    """Compute all statistics of a reply that a later rating will need. credit: the weight of the end token in
-    a bad rating; None: `end_credit` of the reply's length"""
+def prepare_stats(trace: Trace, probe: KLProbe, reason: str = "") -> ReplyStats:
+    """Compute all statistics of a reply that a later rating will need. reason: the reason of a bad
+    rating"""
     with np.errstate(all="ignore"):  # `ReplyStats.finite` and the update check for NaN and Inf later
         adapter, scale = trace.adapter, np.float32(trace.adapter.scale)
         gradient = trace.grad_b.take(probe.tokens, axis=1)
@@ -196,7 +197,10 @@ def prepare_stats(trace: Trace, probe: KLProbe, credit: float | None = None) -> 
         )
         ends, praise = probe.coordinates.ends, np.zeros_like(gradient)
         ended = scale * np.outer(u[-1], probe.tokens[ends] == trace.tokens[-1]).astype(np.float32)
-        praise[:, ends] = np.float32(1 - (end_credit(len(u)) if credit is None else credit)) * ended
+        if reason == "short":
+            gradient[:, ends] = 0
+        else:
+            praise[:, ends] = np.float32(1 - (0 if reason == "long" else end_credit(len(u)))) * ended
         return ReplyStats(
             np.concatenate([gradient, gradient @ probe.features], axis=1),
             np.concatenate([praise, praise @ probe.features], axis=1),

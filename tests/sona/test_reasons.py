@@ -100,7 +100,8 @@ def test_the_tone_has_names():
 
 
 def test_a_reason_says_how_bad_the_end_is(trace, probe, tiny_backend, monkeypatch):  # noqa: F811
-    """A short reply that is too long ended too late. The other reasons leave the rule of the length."""
+    """A short reply that is too long ended too late. A reply that is too short moves no end token. The other
+    reasons leave the rule of the length."""
     reply = ended_reply(trace, probe, tiny_backend)
 
     def pushed(reason, short):
@@ -110,8 +111,9 @@ def test_a_reason_says_how_bad_the_end_is(trace, probe, tiny_backend, monkeypatc
         return float(np.mean(readings(reply) @ b[:, probe.eos[0]]))
 
     spared, blamed = (pushed("", short) for short in (3, 99))
-    assert pushed("long", 99) > 0 > blamed and pushed("short", 99) == pushed("tone", 99) == blamed
-    assert pushed("short", 3) == pushed("tone", 3) == spared and reply.stats is None
+    assert pushed("long", 99) > 0 > blamed and pushed("tone", 99) == blamed
+    assert pushed("short", 3) == pushed("short", 99) == 0 and pushed("tone", 3) == spared
+    assert reply.stats is None
 
 
 # -- in the store ------------------------------------------------------------------------------------------
