@@ -6,9 +6,12 @@ this module keeps keys as text until the app's queue has room.
 """
 
 import asyncio
+import fcntl
 import os
 import selectors
+import struct
 import sys
+import termios
 import time
 from codecs import getincrementaldecoder
 from collections.abc import Callable
@@ -129,12 +132,20 @@ class TerminalDriver(LinuxDriver):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        # the number of bytes that the terminal got before it sent single keys, and that nobody has read yet
+        self._early_bytes = 0
         # Textual draws on the standard error stream, which can be a file (`chat 2>FILE`)
         if sys.__stdout__ and not (sys.__stderr__ and sys.__stderr__.isatty()):
             self._file = sys.__stdout__
 
     def send_message(self, message: Message) -> None:
         send_now(self, message)
+
+    def start_application_mode(self) -> None:
+        """Count the bytes of the lines that the user has already typed, then let Textual set the terminal to
+        single keys. Until then, the terminal turned each Enter key into the byte of Ctrl+J."""
+        self._early_bytes = early_bytes(self.fileno)
+        super().start_application_mode()
 
     def run_input_thread(self) -> None:
         """Read the terminal until the app ends. Textual runs this method in a separate thread."""
@@ -148,7 +159,21 @@ class TerminalDriver(LinuxDriver):
                     data = os.read(self.fileno, 4096)
                     if not data:
                         return
+                    early, self._early_bytes = self._early_bytes, max(0, self._early_bytes - len(data))
+                    data = data[:early].replace(b"\n", b"\r") + data[early:]
                     self._loop.call_soon_threadsafe(keyboard.feed, data)
+
+
+def early_bytes(fileno: int) -> int:
+    """Return the number of bytes of the whole lines that a terminal has and that nobody has read. Return 0 if
+    the terminal does not turn the Enter key (carriage return) into a newline."""
+    try:
+        iflag, _, _, lflag, *_ = termios.tcgetattr(fileno)
+        if not (iflag & termios.ICRNL and lflag & termios.ICANON):
+            return 0
+        return struct.unpack("i", fcntl.ioctl(fileno, termios.FIONREAD, bytes(4)))[0]
+    except (termios.error, OSError):  # this is no terminal
+        return 0
 
 
 def send_now(driver: Driver, message: Message) -> None:
