@@ -291,13 +291,14 @@ class Conversations:
         yield from self._writer.generate(request, session_id)
 
     def next_sibling(self, session_id: str, step: int, message: int | None = None) -> int:
-        """Show the next (step 1) or previous (-1) version of a message (None: the last). Return its id."""
-        turns = [turn for turn in self.turns(session_id) if turn.id is not None]
-        if not turns:
-            raise NotFound("this chat has no messages yet.")
-        shown = next((t for t in turns if t.id == message), turns[-1])
-        assert shown.id is not None
-        return self._store.messages.next_sibling(session_id, shown.id, step)
+        """Show the next (step 1) or previous (-1) version of a message (None: the last). Return its id.
+        The message can be on another branch than the current one, because another process can change it."""
+        if message is None or message not in {row.id for row in self._store.messages.all(session_id)}:
+            turns = [turn.id for turn in self.turns(session_id) if turn.id is not None]
+            if not turns:
+                raise NotFound("this chat has no messages yet.")
+            message = turns[-1]
+        return self._store.messages.next_sibling(session_id, message, step)
 
     def prefer(self, session_id: str, better: int, worse: int) -> PreferenceResult:
         """Choose one of two replies to one question: show this reply, and learn that it is better."""

@@ -4,6 +4,7 @@ from contextlib import closing
 
 import pytest
 from ruvmlx.apps.chat.actions import write
+from ruvmlx.apps.chat.messages import UserMessage
 from ruvmlx.apps.chat.steps.write import GONE, IS_BACK
 
 from ruvmlx.store import Store
@@ -82,3 +83,20 @@ async def test_a_chat_that_was_deleted_elsewhere_is_gone_or_comes_back(chatting,
                 await until(pilot, lambda line=line: app.phase == "idle" and line in screen_text(app))
                 told.append(session in store.chats.ids() and not store.chats.deletion_times())
         assert told == [True, False]
+
+
+async def test_the_arrows_switch_to_the_branch_of_the_other_terminal(chatting, elsewhere, home):  # noqa: F811
+    """The arrows count from the reply on the screen. Before, they counted from the other terminal's reply,
+    and the chat said that there is only one reply."""
+    async with chatting() as (app, pilot):
+        await ask(app, pilot, "Name a river.")
+        session = app.chat.state.session
+        elsewhere(session, "Tell me of a rose.", "Roses are red.")
+        await ask(app, pilot, "And now?")
+        assert app.query(UserMessage)[-1].branch == (2, 2)
+        with closing(Store(home / "ruvmlx.db")) as store:
+            red = next(row.id for row in store.messages.all(session) if row.content == "Roses are red.")
+            store.messages.set_head(session, red)
+        await pilot.press("tab", "left")
+        await until(pilot, lambda: "Roses are red." in screen_text(app))
+        assert "only reply" not in screen_text(app)
