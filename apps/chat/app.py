@@ -37,7 +37,7 @@ from .completion import SuggestionList
 from .context import ChatContext
 from .file_screen import FileScreen
 from .idle import IdleLearner
-from .messages import ReplyMessage
+from .messages import WHY_KEYS, ReplyMessage
 from .options import ChatOptions
 from .panel import Panel
 from .picker_screen import PickerScreen
@@ -50,6 +50,7 @@ from .welcome import Welcome
 # seconds that the app has to leave its screen after a signal; they begin when the attempt to close the
 # runtime has ended
 GRACE = 3.0
+NO_BAD_RATING = "A reason goes with a bad rating: - or 1 or 2 comes first"
 KEY_WAIT = 0.25  # the maximum number of seconds for which a key waits for the input
 
 
@@ -184,13 +185,16 @@ class ChatApp(ChatShell):
         """Handle a key while a reply has the focus: run the key's binding, or type its character into the
         input and give the input the focus. The next key comes after this, so it acts where this key has put
         the focus. The key "m" has no binding on a complete reply: it is no character either, and the app says
-        that the reply is complete."""
+        that the reply is complete. The keys of the reasons are no characters either: without a bad rating,
+        the app says that a reason needs one."""
         self.app_focus = True
         for priority in (True, False):
             if await self._check_bindings(event.key, priority=priority):
                 return
         if event.key == "m" and self.phase == "idle":
             self.actions.write.more()
+        elif event.key in WHY_KEYS and self.phase == "idle":
+            self.chat.status.flash(NO_BAD_RATING)
         elif event.is_printable and event.character is not None:
             self.screen.set_focus(self.chat.prompt)
             self.chat.prompt.insert(event.character)

@@ -68,6 +68,22 @@ async def test_m_on_a_complete_reply_says_that_it_is_complete():
         assert app.chat.prompt.text == "a draft" and app.chat.selected_reply() is reply
 
 
+@pytest.mark.parametrize("key", ["greater_than_sign", "less_than_sign", "exclamation_mark", "question_mark"])
+@pytest.mark.parametrize("rated", [[], ["plus"]], ids=["not rated", "good"])
+async def test_the_key_of_a_reason_without_a_bad_rating_types_nothing(key, rated):
+    """The app says what the reason needs, and the reply stays selected."""
+    runtime = ScriptedRuntime(["One."])
+    async with chatting(runtime) as (app, pilot):
+        reply = await ask(app, pilot)
+        await pilot.press("tab", *rated)
+        await until(pilot, lambda: len(runtime.ratings) == len(rated) and not reply.coming_rating)
+        await pilot.press(key)
+        await until(pilot, lambda: "A reason goes with a bad rating" in screen_text(app))
+        assert app.chat.prompt.text == "" and app.chat.selected_reply() is reply
+        await pilot.press("minus", key)
+        await until(pilot, lambda: reply.rating == "down")
+
+
 async def test_an_edit_goes_on_after_choosing():
     """Its heading comes back."""
     async with chatting(ScriptedRuntime(["One."])) as (app, pilot):
