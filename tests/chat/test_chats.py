@@ -89,6 +89,11 @@ async def test_a_chat_can_be_renamed_deleted_and_restored(chatting, three, open_
         await until(pilot, lambda: app.chat.state.session == three[1])
         await send(app, pilot, "/delete")
         await until(pilot, lambda: app.chat.state.session not in three)
+        await send(app, pilot, "/restore")  # the line about the deletion is no longer true
+        await until(pilot, lambda: "This chat is back" in screen_text(app))
+        assert "Deleted" not in screen_text(app)
+        await send(app, pilot, "/delete")
+        await until(pilot, lambda: app.chat.state.session not in three)
     with open_tiny() as runtime:
         assert three[1] not in [s.id for s in runtime.store.chats.all()]
         assert three[1] in [s.id for s in runtime.store.chats.soft_deleted()]  # for a day

@@ -80,7 +80,7 @@ def delete(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 def restore(runtime: Runtime, state: ChatState, _: str) -> Outcome:
     """Restore the chat that the user deleted last."""
-    return _open_chat(runtime, chat_files.restore_newest(runtime))
+    return _open_chat(runtime, chat_files.restore_newest(runtime), "This chat is back")
 
 
 def export(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
