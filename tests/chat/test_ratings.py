@@ -316,16 +316,6 @@ async def test_why_goes_with_the_next_message():
         assert reply.rating == "down"
 
 
-async def test_a_key_for_a_reason_is_typed_where_no_bad_rating_is():
-    """On a reply that is not rated bad, the characters go to the input."""
-    runtime = ScriptedRuntime(["Hi."])
-    async with chatting(runtime) as (app, pilot):
-        await ask(app, pilot)
-        await pilot.press("ctrl+y", "tab", "question_mark")
-        await until(pilot, lambda: app.chat.prompt.text == "?")
-        assert len(runtime.ratings) == 1
-
-
 async def test_the_keys_rate_the_reply_that_the_user_sees():
     """A user who scrolls up to an earlier reply rates this reply, and not one below the screen."""
     long = "\n\n".join(f"Line {n}" for n in range(20))

@@ -105,7 +105,7 @@ def test_restore_opens_the_deleted_chat_once(runtime, state):
     assert deleted == [first] and outcome.opens not in ("", first) and "for a day" in outcome.words
     state.session = outcome.opens
     back = take("restore", runtime, state)
-    assert back.opens == first and back.retell and back.words == "Chat: Greeting"
+    assert back.opens == first and back.retell and back.words == "Chat: Greeting (this chat is back)"
     with pytest.raises(NotFound, match="last 24 hours"):
         take("restore", runtime, state)
 
