@@ -39,10 +39,11 @@ class Interrupts:
         self._woken = None
 
     def wait_for_line(self, terminal: TextIO) -> None:
-        """Wait until a line of the terminal can be read, or until a signal comes.
+        """Wait until the terminal has a line of input. Handle the signals that come meanwhile.
 
-        Python calls a signal handler only between two Python instructions. Without this wait, a signal that
-        comes directly before a blocking read would have no effect until the user presses a key.
+        Python calls a signal handler only between two Python instructions. A signal can come immediately
+        before a blocking read. Without this wait, Python would call the handler only after the user presses
+        Enter.
         """
         keys = terminal.fileno()
         while self._woken is not None:

@@ -142,8 +142,9 @@ class TerminalDriver(LinuxDriver):
         send_now(self, message)
 
     def start_application_mode(self) -> None:
-        """Count the bytes of the lines that the user has already typed, then let Textual set the terminal to
-        single keys. Until then, the terminal turned each Enter key into the byte of Ctrl+J."""
+        """Count the bytes of the lines that the user typed before this call. Then let Textual put the
+        terminal into the mode in which each key is sent at once. Before this change of the mode, the terminal
+        makes the byte of Ctrl+J of each Enter key. The count says which bytes of Ctrl+J were Enter keys."""
         self._early_bytes = early_bytes(self.fileno)
         super().start_application_mode()
 

@@ -108,8 +108,8 @@ def _describe_mlx(asked: str = "") -> Choice:
 
 
 def lack_of_pages(choice: Choice, model: Model) -> str:
-    """Return a line for the user that says why a backend has no KV pages for a model; "": it has KV pages, or
-    it cannot have them for any model."""
+    """Return a line that tells the user why the backend has no KV pages for the model. If the backend has KV
+    pages for the model, or never has KV pages, return ""."""
     if (choice.name, choice.device) != ("mlx", "cpu") or not isinstance(model.shape, ModelConfig):
         return ""
     from .mlx.tiered_cpu import why_no_pages

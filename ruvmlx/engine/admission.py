@@ -53,8 +53,9 @@ class Admission:
             self._growth(request, len(self._engine.prompt_ids(request)), 1, policy)
 
     def most_replies(self, request: GenerationRequest, count: int) -> int:
-        """Return the largest number of replies to the request, from 1 to `count`, that can ever fit into the
-        memory budget together. Beside the others, a reply must have room for as many tokens as alone."""
+        """Return the largest number of replies to the request, from 1 to `count`, that fit into the full
+        memory budget at the same time. Each of the replies must have room for the number of tokens for which
+        a single reply has room."""
         if count == 1 or not getattr(getattr(self._engine.backend, "pool", None), "budget", 0):
             return count
         policy = self._engine.sessions.policy_of(request.session_id) or F16

@@ -121,8 +121,8 @@ def prepare(
 
 
 def _question_before_results(messages: Sequence[Message]) -> str | None:
-    """Return the user's message before the tool results at the end of the conversation. Return None if the
-    conversation does not end with a tool's result."""
+    """Return the last user message before the tool results at the end of the conversation. If the
+    conversation does not end with a tool result, return None."""
     if not messages or messages[-1].role != "tool":
         return None
     return next((message.content for message in reversed(messages) if message.role == "user"), "")

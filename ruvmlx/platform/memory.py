@@ -47,8 +47,8 @@ def peak() -> int:
 
 
 def give_back() -> None:
-    """Give the memory that the process has freed back to the operating system. The allocator of glibc keeps
-    such memory when a smaller block that is in use lies after it. With other allocators, nothing happens."""
+    """Return the freed memory of this process to the operating system. The allocator of glibc can keep freed
+    memory if a block in use has a higher address. With other allocators, the function does nothing."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -167,8 +167,9 @@ def rescale_to_caps(adapter: MicroLoRA, probe: KLProbe, taste: np.ndarray | None
 
 
 def judge_end(trace: Trace, reason: str, probe: KLProbe) -> Trace:
-    """Return the trace for a bad rating with a reason. If the reason is "long" or "short", the reason decides
-    what the rating does to end tokens. Without these reasons, the length of the reply decides."""
+    """Return the trace of a reply for a bad rating. The reasons "long" and "short" set the weight of the end
+    tokens in this rating. For any other reason, and without a reason, the length of the reply sets the
+    weight."""
     if reason not in ("long", "short"):
         return trace
     judged = copy.copy(trace)

@@ -122,9 +122,9 @@ def _row(one: Given, share: float) -> tuple[ReplyFeatures, ReplyFeatures | None,
 
 
 def _shorter(given: Sequence[Given]) -> int:
-    """Return the number of reasons "too long" minus the number of reasons "too short". The count never
-    leaves the range from -MAX_SHORTER to MAX_SHORTER. So one "too short" has an effect after many "too
-    long"."""
+    """Return a count of the reasons about the length, in the order of the ratings. Each reason "too long"
+    adds 1, and each reason "too short" subtracts 1. After each step, the count is limited to the range from
+    -MAX_SHORTER to MAX_SHORTER. So one "too short" lowers the count even after many "too long"."""
     total = 0
     for one in given:
         if isinstance(one, PreferredFeatures):

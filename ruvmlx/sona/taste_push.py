@@ -45,8 +45,8 @@ PUSH_KL = 0.08
 # scaled down lora_b, and so the change of all other tokens, too.
 END_KL = 0.05
 END_SHARES = (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)  # the shares of the push on end-of-reply tokens that are tried
-# Logits of the end-of-reply tokens for each reason "too long" (TasteModel.shorter). A user who states a
-# reason expects an effect on the next reply. So this part of the push needs no fit of the taste model.
+# The push adds this number to the logits of the end-of-reply tokens for each step of TasteModel.shorter. The
+# user expects an effect of a reason on the next reply. The fit of the taste model needs more ratings.
 STATED_END = 1.5
 FIRST, FIRST_END = 8, 4  # minimum number of ratings for a push: of ordinary tokens, of end-of-reply tokens
 DOUBTED = 0.5  # an effect below this number of standard deviations gives no push

@@ -99,8 +99,8 @@ class UserTaste:
         return self._current()[2]
 
     def model_after(self, reply: ReplyRow, rating: str, reason: str) -> TasteModel:
-        """Return the model after one more rating with a reason, before the rating is in the store. The rating
-        replaces an earlier rating of the reply."""
+        """Return the model that includes a new rating with a reason. The store does not have the new rating
+        yet. If the reply has an earlier rating, the new rating replaces it."""
         evidence, background = self.evidence(without=reply.id)
         if (features := _features_of(reply)) is not None:
             stated = asked_for(features, reason)

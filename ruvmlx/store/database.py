@@ -147,8 +147,8 @@ class Database:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """In the block, show the reader the state of one moment, even while other processes write. Inside a
-        transaction or another snapshot, the block sees its state."""
+        """Let all reads in the `with` block see the data of one moment, even while other processes write. If
+        the block is inside a transaction or another snapshot, the reads see the data of the outer block."""
         if self.in_transaction:
             yield
             return

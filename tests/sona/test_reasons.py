@@ -104,15 +104,15 @@ def test_a_reason_says_how_bad_the_end_is(trace, probe, tiny_backend, monkeypatc
     reasons leave the rule of the length."""
     reply = ended_reply(trace, probe, tiny_backend)
 
-    def pushed(reason, short):
+    def end_push(reason, short):
         monkeypatch.setattr(instant, "SHORT", short)
         judged = instant.judge_end(reply, reason, probe)
         b = update_once(reply.adapter, judged, -1.0, probe, stats=judged.stats).adapter.lora_b
         return float(np.mean(readings(reply) @ b[:, probe.eos[0]]))
 
-    spared, blamed = (pushed("", short) for short in (3, 99))
-    assert pushed("long", 99) > 0 > blamed and pushed("tone", 99) == blamed
-    assert pushed("short", 3) == pushed("short", 99) == 0 and pushed("tone", 3) == spared
+    spared, blamed = (end_push("", short) for short in (3, 99))
+    assert end_push("long", 99) > 0 > blamed and end_push("tone", 99) == blamed
+    assert end_push("short", 3) == end_push("short", 99) == 0 and end_push("tone", 3) == spared
     assert reply.stats is None
 
 

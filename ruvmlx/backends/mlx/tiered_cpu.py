@@ -35,8 +35,8 @@ def pool(config: ModelConfig, threads: int | None = None) -> PagePool:
 
 
 def why_no_pages(config: ModelConfig) -> str:
-    """Return a line for the user that says why the CPU layers have no KV pages for this model; "": they have
-    KV pages."""
+    """Return a line that tells the user why the CPU layers have no KV pages for this model. If the CPU layers
+    have KV pages, return ""."""
     try:
         pool(config)
     except (LibraryError, ValueError) as error:
