@@ -204,7 +204,7 @@ class Learner:
         reason = reason_of(rating, note)
         trace = instant.judge_end(self.traces.of(reply, base), reason, self.probe)
         weight = self.weigh(reply, rating, note, trace)
-        taste = self.taste.model_after(reply, rating, reason) if reason not in ("", "facts") else None
+        taste = self.taste.model_after([(reply, rating, note)])
         new, apply_us = self.apply_feedback(base, [[(trace, weight)]], "rating", taste=taste)
         version = self.history.commit(
             before.version, reply.id, rating, note, weight,

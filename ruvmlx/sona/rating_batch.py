@@ -110,16 +110,21 @@ class RatingBatch:
         replies = {id_: learner.rateable(id_) for id_ in self._given}
         steps = {step for id_ in replies for step in history.steps_of_reply(before.version, id_)}
         base = learner.undo_steps(sorted(steps, key=lambda step: step[1]))
-        traces = {id_: learner.traces.of(reply, base) for id_, reply in replies.items()}
+        traces = {
+            id_: instant.judge_end(
+                learner.traces.of(reply, base), reason_of(*self._given[id_]), learner.probe
+            )
+            for id_, reply in replies.items()
+        }
         weights = {id_: learner.weigh(replies[id_], *self._given[id_], traces[id_]) for id_ in replies}
-        new, _ = learner.apply_feedback(
-            base, [[(traces[id_], weights[id_])] for id_ in replies], "batch of ratings", protect
-        )
+        taste = learner.taste.model_after([(replies[id_], *self._given[id_]) for id_ in replies])
+        pieces = [[(traces[id_], weights[id_])] for id_ in replies]
+        new, _ = learner.apply_feedback(base, pieces, "batch of ratings", protect, taste)
         state = pack_adapter(new.micro, new.layer_lora)
         rows = [(id_, *given, weights[id_]) for id_, given in self._given.items()]
         version = commit_batch(history, before.version, rows, state, new.kl, new.micro.norm)
         active.state = replace(new, base=before.base, version=version)
-        if not any(reason_of(*given) for given in self._given.values()):
+        if taste is None:
             learner.taste_push.note_rating(before.version, version)
         for id_, (rating, note) in self._given.items():
             if reason_of(rating, note) != "facts":

@@ -2,7 +2,7 @@
 model after a change of the ratings. The taste model is fitted to the ratings in force (the ratings that were
 not taken back), also after an undo."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ from ..backends.base import Backend
 from ..models.config.model import Model
 from ..models.text import thinking
 from ..pausing import Pause
+from ..ratings import reason_of
 from ..store import ReplyRow, ReplyWords
 from .adapter_history import AdapterHistory
 from .taste import Given, PreferredFeatures, RatedFeatures, TasteModel, background_counts
@@ -98,13 +99,21 @@ class UserTaste:
     def status(self) -> TasteStatus:
         return self._current()[2]
 
-    def model_after(self, reply: ReplyRow, rating: str, reason: str) -> TasteModel:
-        """Return the model that includes a new rating with a reason. The store does not have the new rating
-        yet. If the reply has an earlier rating, the new rating replaces it."""
-        evidence, background = self.evidence(without=reply.id)
-        if (features := _features_of(reply)) is not None:
-            stated = asked_for(features, reason)
-            evidence += [RatedFeatures(features, rating), *([stated] if stated else [])]
+    def model_after(self, given: Sequence[tuple[ReplyRow, str, str]]) -> TasteModel | None:
+        """Return the model that includes new ratings. The store does not have the new ratings yet. If a reply
+        has an earlier rating, the new rating replaces it. Return None if no new rating has one of the reasons
+        "long", "short" and "tone".
+
+        given: (reply, rating, note) of each new rating
+        """
+        reasons = [reason_of(rating, note) for _, rating, note in given]
+        if not {"long", "short", "tone"} & set(reasons):
+            return None
+        evidence, background = self.evidence(without={reply.id for reply, *_ in given})
+        for (reply, rating, _), reason in zip(given, reasons, strict=True):
+            if reason != "facts" and (features := _features_of(reply)) is not None:
+                stated = asked_for(features, reason)
+                evidence += [RatedFeatures(features, rating), *([stated] if stated else [])]
         return TasteModel.fit(evidence, background)
 
     def record(self) -> TasteRecord:
@@ -135,17 +144,17 @@ class UserTaste:
     def _fit(self) -> TasteModel:
         return TasteModel.fit(*self.evidence())
 
-    def evidence(self, without: str = "") -> tuple[list[Given], Sequence[RatedFeatures]]:
+    def evidence(self, without: Collection[str] = ()) -> tuple[list[Given], Sequence[RatedFeatures]]:
         """Return the ratings and preferences in force (also the preferences that reasons state), the oldest
         first, and unrated replies. The function returns unrated replies only if nearly all ratings are up or
         nearly all are down, because only then are unrated replies evidence.
 
-        without: the id of a reply whose rating and reason are left out
+        without: the ids of replies whose ratings and reasons are left out
         """
-        rated = [(version, one) for id_, version, one in self._rated_features() if id_ != without]
+        rated = [(version, one) for id_, version, one in self._rated_features() if id_ not in without]
         given: list[tuple[int, Given]] = [*rated, *self._preferred_features(), *self._reasons(without)]
         evidence = [one for _, one in sorted(given, key=lambda pair: pair[0])]
-        return evidence, [one for id_, one in self._unrated_replies(evidence) if id_ != without]
+        return evidence, [one for id_, one in self._unrated_replies(evidence) if id_ not in without]
 
     def _rated_features(self) -> list[tuple[str, int, RatedFeatures]]:
         """Return (reply id, adapter version that the rating made, features and rating) of each rating in
@@ -183,13 +192,13 @@ class UserTaste:
                 found.append((pair.version, PreferredFeatures(better, worse, pair.strength)))
         return found
 
-    def _reasons(self, without: str) -> list[tuple[int, Given]]:
+    def _reasons(self, without: Collection[str]) -> list[tuple[int, Given]]:
         """Return (adapter version that the rating made, preference that its reason states) for each rating in
-        force with the reason "long", "short" or "tone". without: the id of a reply that is left out"""
+        force with the reason "long", "short" or "tone". without: the ids of replies that are left out"""
         stated = [
             (version, asked_for(features, reason))
             for reply_id, reason, version in self._history.reasons.in_force()
-            if reply_id != without and (features := self._features.get(reply_id)) is not None
+            if reply_id not in without and (features := self._features.get(reply_id)) is not None
         ]
         return [(version, one) for version, one in stated if one is not None]
 
