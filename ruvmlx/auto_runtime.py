@@ -263,7 +263,8 @@ class AutoRuntime(Runtime):
         )
 
     def memory_purposes(self) -> list[Purpose]:
-        """Return the memory of each purpose, with the plans of all open models."""
+        """Return the memory that this process uses for each purpose. The result has the sum over all open
+        models."""
         tables = [runtime.memory_purposes() for runtime in self._open.values()]
         return sum_purposes(tables, self.memory_use().resident)
 

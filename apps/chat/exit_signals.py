@@ -41,8 +41,8 @@ def heard(handler: Callable[[int], None], signals: tuple[signal.Signals, ...] = 
 
 @contextlib.contextmanager
 def wakeups() -> Iterator[int | None]:
-    """Within the `with` block, let Python write to a pipe at each signal that has a handler. Yield the end of
-    the pipe that can be read. In another thread than the main thread, yield None."""
+    """Make a pipe for the `with` block, and yield the end that a caller can read. In the block, Python writes
+    a byte to the pipe when a signal with a handler comes. Outside the main thread, yield None."""
     if threading.current_thread() is not threading.main_thread():
         yield None
         return

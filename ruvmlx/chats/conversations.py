@@ -291,8 +291,9 @@ class Conversations:
         yield from self._writer.generate(request, session_id)
 
     def next_sibling(self, session_id: str, step: int, message: int | None = None) -> int:
-        """Show the next (step 1) or previous (-1) version of a message (None: the last). Return its id.
-        The message can be on another branch than the current one, because another process can change it."""
+        """Show the next version (step 1) or the previous version (step -1) of a message. Return the id of
+        the version. The message can be on another branch than the current one, because another process can
+        change the current branch. message: the id of a message; None for the last message"""
         if message is None or message not in {row.id for row in self._store.messages.all(session_id)}:
             turns = [turn.id for turn in self.turns(session_id) if turn.id is not None]
             if not turns:

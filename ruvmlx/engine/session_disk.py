@@ -172,7 +172,8 @@ class EarlyWriter:
     pages of a fork do not change. If an error ends a write, the thread goes on with the next sequence."""
 
     def __init__(self, folder: CacheFolder, failures: list[str]):
-        """failures: a list to which the thread adds the class of each error that ended a write"""
+        """failures: a list; the thread adds the class name of an error to the list when the error ends a
+        write"""
         self._folder, self._stopped, self._failures = folder, threading.Event(), failures
         self._todo: queue.SimpleQueue[EarlyPart | None] = queue.SimpleQueue()
         self._part: EarlyPart | None = None

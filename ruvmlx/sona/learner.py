@@ -392,8 +392,8 @@ class Learner:
         return state.layer_lora
 
     def _logprobs(self, trace: Trace, made: CommittedUpdate) -> tuple[float, float]:
-        """Return the reply's mean log-probability per token (nats) before and after an update: exact for a
-        MicroLoRA, a first-order estimate from the gradient for a layer LoRA."""
+        """Return the reply's mean log-probability per token (nats) before and after an update. The result
+        is exact for a MicroLoRA. It is a first-order estimate for a layer LoRA."""
         states = made.before, made.after
         means = mean_logprobs(trace, [state.micro for state in states], self.backend.head, made.after.base)
         before, after = (self.layers.logprob_shift(trace, state) for state in states)

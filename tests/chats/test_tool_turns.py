@@ -177,7 +177,8 @@ def test_odd_calls_of_a_file_are_left_out(tmp_path, calls):
 
 @pytest.mark.parametrize("number", ["NaN", "1e999", "-Infinity"])
 def test_a_number_that_json_does_not_have_is_no_argument(tiny, tmp_path, number):
-    """JSON has no such number. So the program takes no such call from a model or from a file."""
+    """JSON does not have the numbers NaN and infinity. So the program refuses a tool call with one of these
+    numbers, from a model and from a file."""
     request = GenerationRequest(tools=(FORECAST,), shows_calls=True)
     said = f'<tool_call>\n{{"name": "forecast", "arguments": {{"city": {number}}}}}\n</tool_call>'
     assert split_calls(tiny.tokenizer, request, said) == (said, [])

@@ -167,7 +167,8 @@ def random_nodes(rng, forks):
 
 @pytest.mark.parametrize("forks", [0, 0.1, 0.5])
 def test_the_newest_messages_are_the_end_of_the_branch(store, forks):
-    """They have the same numbers of versions: of the messages with the same parent and the same role."""
+    """The newest messages are the last messages of the branch. A message's number of versions is the number
+    of messages with the same parent and the same role."""
     rng = random.Random(5)
     for _ in range(10):
         nodes, chat = random_nodes(rng, forks), store.chats.new("m")

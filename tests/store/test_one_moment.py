@@ -1,4 +1,5 @@
-"""A method that reads several times sees the store of one moment, also while another process writes."""
+"""Some methods of the store run several SELECT statements. All statements of one method see the data of one
+moment, even while another process writes."""
 
 from contextlib import closing
 

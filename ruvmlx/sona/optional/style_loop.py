@@ -224,8 +224,8 @@ class StyleLoop:
     def _shrunk(
         self, basis: StyleBasis, choice: StyleChoice, largest: MeasuredBase, progress: Progress, pause: Pause
     ) -> "_Tested":
-        """Test the style at smaller and smaller shares of the largest scale, until `smaller_share` returns 0.
-        Return the result of the smallest share that passed. If no share passed, return the last result."""
+        """Test the style at shares of the largest scale, each smaller than the one before, until there is no
+        next share. Return the result of the smallest share that passed; if none passed, the last result."""
         plain, share, good = self._plain(pause), STEPS[0], None
         for tried in range(len(STEPS) + 1):
             progress(TRIES + 1 + tried, PARTS, math.nan)
