@@ -18,6 +18,7 @@ import click
 from ruvmlx import settings as config
 from ruvmlx.errors import UsageError
 from ruvmlx.platform.bounded_process import ending
+from ruvmlx.platform.memory import limit_unused_memory
 from ruvmlx.progress import Watch
 
 from . import service
@@ -92,6 +93,7 @@ def serve(
     own = _own_adapters(keys, settings.adapter_name)
     chat_keys = [key for key in keys or _chat_keys() if key not in own]
     access = Access(keys, hosts, allow_origin, chat_keys)
+    limit_unused_memory()
     with listening(host, port) as sock:
         asyncio.run(_serve(settings, _longest(settings, flags), sock, host, access, own, as_json))
 

@@ -1,0 +1,49 @@
+"""Memory that a program has freed goes back to the system (ruvmlx/platform/memory.py)."""
+
+import ctypes
+import subprocess
+import sys
+
+import pytest
+from ruvmlx.apps.cli import serve
+
+# Blocks of 1 MB with a small block in use after each. The first block of 30 MB makes glibc take blocks of
+# 1 MB from its heap, where a block in use keeps all memory below it.
+FREES = """
+import sys
+from ruvmlx.platform.memory import limit_unused_memory, resident
+if sys.argv[1:] == ["limited"]:
+    limit_unused_memory()
+bytearray(30_000_000)
+before, large, small = resident(), [], []
+for _ in range(100):
+    large.append(bytearray(b"x") * 1_000_000)
+    small.append(bytearray(5_000))
+most = resident()
+del large
+print((resident() - before) / (most - before))
+"""
+
+
+def share_not_returned(*arguments: str) -> float:
+    command = [sys.executable, "-c", FREES, *arguments]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallopt"), reason="the allocator of glibc"
+)
+def test_freed_memory_returns_although_small_blocks_stay():
+    assert share_not_returned("limited") < 0.1 < 0.25 < share_not_returned()
+
+
+def test_the_server_limits_its_unused_memory(monkeypatch, home):
+    calls = []
+
+    async def begin(*_):
+        calls.append("begins")
+
+    monkeypatch.setattr(serve, "limit_unused_memory", lambda: calls.append("limits"))
+    monkeypatch.setattr(serve, "_serve", begin)
+    serve.serve.main(["--port", "0"], standalone_mode=False)
+    assert calls == ["limits", "begins"]
