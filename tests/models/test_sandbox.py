@@ -1,6 +1,7 @@
 """Templates that try to get out, or to never end."""
 
 import json
+import time
 
 import jinja2
 import pytest
@@ -10,6 +11,7 @@ from ruvmlx.errors import RuvmlxError, UnsupportedModel
 from ruvmlx.models.config.model import Message
 from ruvmlx.models.text.chat_template import ChatTemplate
 from ruvmlx.models.text.sandbox_bounds import Budget
+from ruvmlx.models.text.template_time import TimeLimit
 from tests.limits import peak_memory
 
 from . import template_mutants
@@ -136,11 +138,24 @@ RUNAWAYS += [
 @pytest.mark.parametrize("template", RUNAWAYS)
 def test_runaway_templates_are_stopped(template, monkeypatch):
     """Loops, repetitions, doublings and widths end within the bounds, in little memory."""
-    monkeypatch.setattr("ruvmlx.models.text.sandbox_bounds.MAX_SECONDS", 0.3)
+    monkeypatch.setattr("ruvmlx.models.text.template_time.MAX_SECONDS", 0.3)
     before = peak_memory()
     with pytest.raises(UnsupportedModel, match=r"template (fails|cannot be read)"):
         ChatTemplate(template, []).render([Message("user", "x")])
     assert peak_memory() - before < 300 << 20
+
+
+def test_all_renders_of_a_conversation_have_one_limit_of_time(monkeypatch):
+    """A template that fails with a system message is tried again without it, but not with new time."""
+    monkeypatch.setattr("ruvmlx.models.text.template_time.MAX_SECONDS", 0.3)
+    endless = ChatTemplate(
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", []
+    )
+    said = [Message("system", "a"), Message("user", "b"), Message("system", "c"), Message("user", "d")]
+    started = time.thread_time()
+    with pytest.raises(UnsupportedModel, match="ran for more than"):
+        endless.render(said)
+    assert time.thread_time() - started < 0.55
 
 
 LONG = [Message("user", "<|x y" * 200_000)]  # two bytes a character, because of its marks
@@ -225,7 +240,7 @@ def test_random_templates_stay_within_the_bounds(full):
 
 
 def test_a_number_has_at_most_4096_bits():
-    budget = Budget({})
+    budget = Budget({}, TimeLimit())
     budget.spread(1 << 4095)
     with pytest.raises(SecurityError, match="4096 bits"):
         budget.spread(1 << 4096)
@@ -239,4 +254,4 @@ def test_what_a_template_is_given_is_not_too_deep(kind, depth):
     for _ in range(depth):
         value = [value] if kind is list else {"properties": value}
     with pytest.raises(SecurityError, match="more than 100 deep"):
-        Budget({"tools": [value]})
+        Budget({"tools": [value]}, TimeLimit())

@@ -12,15 +12,21 @@ else lines of "User: ..." and "Assistant: ..." with an empty line between turns.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 from ...errors import UnsupportedModel, UsageError
 from ..config.model import Message, Tools
 from ..files.error_text import one_line
 from .mistral_template import mistral_template, version_of
 from .typed_text import GUARD, THOUGHT_TAGS, Guard
+
+if TYPE_CHECKING:
+    from .template_time import TimeLimit
+
+Turns = list[dict[str, Any]]
+Run = Callable[[Turns], str]  # turns -> the text of the template
 
 _TOOLS = re.compile(r"\btools\b")
 ROLES = ("system", "user", "assistant", "tool")
@@ -83,8 +89,10 @@ class ChatTemplate:
         turns = [self._turn(message) for message in messages]
         if not turns:
             raise UsageError("an empty conversation cannot be rendered; give at least one message.")
+        from .template_time import TimeLimit
+
         try:
-            return self._run_with_later(turns, asked)
+            return _run_with_later(partial(self._run, asked, TimeLimit()), turns)
         except UnsupportedModel as error:
             if not values:
                 raise
@@ -114,47 +122,12 @@ class ChatTemplate:
         more = {key: self._guard.inside(getattr(message, key)) for key in keys if getattr(message, key)}
         return {"role": message.role, "content": self._guard(message.content), **more}
 
-    def _run_with_later(self, turns: list[dict[str, Any]], asked: Mapping[str, object]) -> str:
-        """Run the template. Some templates allow system text only at the beginning. If the template refuses
-        or leaves out system text after the first turn, put this text into other turns (`fold_later`) and run
-        the template again."""
-        later = [turn["content"].strip() for turn in turns[1:] if turn["role"] == "system"]
-        if not any(later):
-            return self._run_with_first(turns, asked)
-        try:
-            text = self._run_with_first(turns, asked)
-        except (UsageError, UnsupportedModel):
-            return self._run_with_first(fold_later(turns), asked)
-        if all(system in text for system in later):
-            return text
-        return self._run_with_first(fold_later(turns), asked)
-
-    def _run_with_first(self, turns: list[dict[str, Any]], asked: Mapping[str, object]) -> str:
-        if turns[0]["role"] != "system":
-            return self._run(turns, asked)
-        return self._run_with_system(turns, asked)
-
-    def _run_with_system(self, turns: list[dict[str, Any]], asked: Mapping[str, object]) -> str:
-        """Run the template. Some templates refuse a system turn, and some ignore it without an error. If the
-        template refuses or ignores the system turn, put the system text into a user turn (`fold_system`) and
-        run the template again. If the new text does not have the system text either, return the first
-        text."""
-        system = turns[0]["content"].strip()
-        try:
-            text = self._run(turns, asked)
-        except (UsageError, UnsupportedModel):
-            return self._run(fold_system(turns), asked)
-        if system in text:
-            return text
-        folded = self._run(fold_system(turns), asked)
-        return folded if system in folded else text
-
-    def _run(self, turns: list[dict[str, Any]], asked: Mapping[str, object]) -> str:
+    def _run(self, asked: Mapping[str, object], limit: "TimeLimit", turns: Turns) -> str:
         from .sandbox import Refused, run
 
         compiled, names = self._compiled_template, {**asked, **self._names, "messages": turns}
         try:
-            return run(compiled, {**names, "documents": None})
+            return run(compiled, {**names, "documents": None}, limit)
         except Refused as error:
             raise UsageError(
                 f"the model's chat template refuses this conversation: {one_line(error)}."
@@ -172,7 +145,41 @@ class ChatTemplate:
             raise UnsupportedModel(f"the model's chat template cannot be read: {one_line(error)}.") from None
 
 
-def fold_system(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _run_with_later(run: Run, turns: Turns) -> str:
+    """Run the template. Some templates allow system text only at the beginning. If the template refuses or
+    leaves out system text after the first turn, put this text into other turns (`fold_later`) and run the
+    template again."""
+    later = [turn["content"].strip() for turn in turns[1:] if turn["role"] == "system"]
+    if not any(later):
+        return _run_with_first(run, turns)
+    try:
+        text = _run_with_first(run, turns)
+    except (UsageError, UnsupportedModel):
+        return _run_with_first(run, fold_later(turns))
+    if all(system in text for system in later):
+        return text
+    return _run_with_first(run, fold_later(turns))
+
+
+def _run_with_first(run: Run, turns: Turns) -> str:
+    """Run the template. Some templates refuse a system turn at the beginning, and some ignore it without an
+    error. If the template refuses or ignores the system turn, put the system text into a user turn
+    (`fold_system`) and run the template again. If the new text does not have the system text either, return
+    the first text."""
+    if turns[0]["role"] != "system":
+        return run(turns)
+    system = turns[0]["content"].strip()
+    try:
+        text = run(turns)
+    except (UsageError, UnsupportedModel):
+        return run(fold_system(turns))
+    if system in text:
+        return text
+    folded = run(fold_system(turns))
+    return folded if system in folded else text
+
+
+def fold_system(turns: Turns) -> Turns:
     """Return the turns without the first, a system turn. The text of the removed system turn and an empty
     line are put at the beginning of the next turn if this is a user turn; else the text becomes a user
     turn."""
@@ -183,7 +190,7 @@ def fold_system(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"role": "user", "content": system}, *rest]
 
 
-def fold_later(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def fold_later(turns: Turns) -> Turns:
     """Remove the system turns after the first turn. Add the text of each removed turn to the end of the turn
     before it; if the turn before is a reply of the assistant, to the beginning of the turn after it; if no
     turn or a reply follows, make the text a user turn."""
@@ -204,7 +211,7 @@ def fold_later(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return folded + _as_user(waiting)
 
 
-def _as_user(texts: Sequence[str]) -> list[dict[str, Any]]:
+def _as_user(texts: Sequence[str]) -> Turns:
     return [{"role": "user", "content": "\n\n".join(texts)}] if texts else []
 
 

@@ -39,6 +39,7 @@ from .sandbox_bounds import (
     call_function,
     check_clock,
 )
+from .template_time import TimeLimit
 from .typed_text import GUARD
 
 _ESCAPED = re.compile(f"[^\0-\x7f{GUARD}]")
@@ -183,8 +184,8 @@ def compile_template(source: str) -> Template:
     return env.from_string(source)
 
 
-def run(template: Template, names: Mapping[str, Any]) -> str:
+def run(template: Template, names: Mapping[str, Any], limit: TimeLimit) -> str:
     """Render the template with the variables `names`, within the limits of sandbox_bounds.py. Raises
-    SecurityError beyond a limit."""
-    with budgeted(names):
+    SecurityError beyond a limit. limit: the limit of the time, which several renders can share"""
+    with budgeted(names, limit):
         return bounded_join(template.generate(**names))

@@ -13,7 +13,6 @@ built-in types, those in `METHODS`. Loops and calls check the time.
 
 import re
 import sys
-import time
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from contextvars import ContextVar
 from functools import wraps
@@ -22,7 +21,8 @@ from typing import Any
 from jinja2.sandbox import SecurityError
 from jinja2.utils import Namespace
 
-MAX_SECONDS = 2.0
+from .template_time import TimeLimit
+
 MAX_STEPS = 100_000  # the maximum number of steps of one range()
 MAX_SOURCE = 1 << 17  # the maximum characters of a template's code; real templates have some thousands
 # The limit of one value in characters is BASE_VALUE_CHARACTERS + PER_CHARACTER * the conversation's size.
@@ -68,12 +68,12 @@ _ESCAPING = re.compile(r"%[^a-zA-Z%]*[ra]|![ra]")  # %r and !r can write ten cha
 
 
 class Budget:
-    """The limits of one render. names: the variables of the template."""
+    """The limits of one render. names: the variables of the template. limit: the limit of the time, which
+    several renders can share"""
 
-    def __init__(self, names: Mapping[str, Any]):
+    def __init__(self, names: Mapping[str, Any], limit: TimeLimit):
         self._known: dict[int, tuple[Any, int, int]] = {}  # id of a list or mapping -> (it, size, depth)
-        self._deadline = time.monotonic() + MAX_SECONDS
-        self._started = time.thread_time()
+        self.check_clock = limit.check
         self._texts: dict[int, str] = {}  # id(text) -> a string that the template made or received
         self._text_bytes = self._list_bytes = self._sweep_at = 0
         self.longest, self.most_held = BASE_VALUE_CHARACTERS, sys.maxsize
@@ -81,15 +81,6 @@ class Budget:
         self.longest += PER_CHARACTER * sum(sizes)
         self._left = TIMES * self.longest
         self.most_held = HELD + PER_BYTE * (self._text_bytes + self._list_bytes)
-
-    def check_clock(self) -> None:
-        if time.monotonic() < self._deadline:
-            return
-        # The limit applies to processor time, because a busy machine slows every template.
-        left = MAX_SECONDS - (time.thread_time() - self._started)
-        if left <= 0:
-            raise SecurityError(f"it ran for more than {MAX_SECONDS:g} seconds")
-        self._deadline = time.monotonic() + left
 
     def check_size(self, size: int) -> None:
         if size > self.longest:
@@ -169,13 +160,13 @@ _budget: ContextVar[Budget] = ContextVar("budget")
 
 
 class budgeted:
-    """A context manager that sets the limits of one render. names: the variables of the template."""
+    """A context manager that sets the limits of one render. names, limit: as in `Budget`"""
 
-    def __init__(self, names: Mapping[str, Any]):
-        self._names = names
+    def __init__(self, names: Mapping[str, Any], limit: TimeLimit):
+        self._names, self._limit = names, limit
 
     def __enter__(self) -> Budget:
-        budget = Budget(self._names)
+        budget = Budget(self._names, self._limit)
         self._token = _budget.set(budget)
         return budget
 

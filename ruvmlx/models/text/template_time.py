@@ -1,0 +1,24 @@
+"""This module limits the time that a chat template can use for one conversation."""
+
+import time
+
+from jinja2.sandbox import SecurityError
+
+MAX_SECONDS = 1.5  # of processor time, for all renders of one conversation
+
+
+class TimeLimit:
+    """The limit of MAX_SECONDS, which begins when this object is made."""
+
+    def __init__(self) -> None:
+        self._deadline = time.monotonic() + MAX_SECONDS
+        self._started = time.thread_time()
+
+    def check(self) -> None:
+        if time.monotonic() < self._deadline:
+            return
+        # The limit applies to processor time, because a busy machine slows every template.
+        left = MAX_SECONDS - (time.thread_time() - self._started)
+        if left <= 0:
+            raise SecurityError(f"it ran for more than {MAX_SECONDS:g} seconds")
+        self._deadline = time.monotonic() + left
