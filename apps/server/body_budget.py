@@ -19,7 +19,7 @@ class HeldBody:
     answered."""
 
     def __init__(self, bodies: HeldBodies):
-        self._bodies, self._pieces, self._size = bodies, list[bytes](), 0
+        self._bodies, self._data = bodies, bytearray()
         self._refused: ApiError | None = None
 
     def add(self, piece: bytes) -> None:
@@ -34,16 +34,15 @@ class HeldBody:
             )
             self.release()
         if self._refused is None:
-            self._pieces.append(piece)
-            self._size += count
+            self._data += piece
             bodies.held += count
 
     def whole(self) -> bytes:
         """Return the whole body. Raise ApiError if the body was dropped because the limit left no room."""
         if self._refused is not None:
             raise self._refused
-        return b"".join(self._pieces)
+        return bytes(self._data)
 
     def release(self) -> None:
-        self._bodies.held -= self._size
-        self._pieces, self._size = [], 0
+        self._bodies.held -= len(self._data)
+        self._data = bytearray()

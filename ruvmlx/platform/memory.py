@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 _STATUS = "/proc/self/status"
 # In bytes. glibc gives each larger block its own mapping, so that `free` returns the memory of the block.
-_OWN_MAPPING = 262144
+_OWN_MAPPING = 65536
 _POOLS = 2  # glibc can make eight pools of free memory for each core; each pool keeps its own free memory
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of glibc's <malloc.h>
 _FOOTPRINT = 72  # the byte offset of ri_phys_footprint in struct rusage_info_v0 (macOS, <sys/resource.h>)
