@@ -109,12 +109,12 @@ class UserTaste:
         reasons = [reason_of(rating, note) for _, rating, note in given]
         if not {"long", "short", "tone"} & set(reasons):
             return None
-        evidence, background = self.evidence(without={reply.id for reply, *_ in given})
+        new: list[Given] = []
         for (reply, rating, _), reason in zip(given, reasons, strict=True):
             if reason != "facts" and (features := _features_of(reply)) is not None:
                 stated = asked_for(features, reason)
-                evidence += [RatedFeatures(features, rating), *([stated] if stated else [])]
-        return TasteModel.fit(evidence, background)
+                new += [RatedFeatures(features, rating), *([stated] if stated else [])]
+        return TasteModel.fit(*self.evidence({reply.id for reply, *_ in given}, new))
 
     def record(self) -> TasteRecord:
         """Return each rating with its prediction from earlier ratings. The function fits the taste model many
@@ -144,16 +144,19 @@ class UserTaste:
     def _fit(self) -> TasteModel:
         return TasteModel.fit(*self.evidence())
 
-    def evidence(self, without: Collection[str] = ()) -> tuple[list[Given], Sequence[RatedFeatures]]:
+    def evidence(
+        self, without: Collection[str] = (), new: Sequence[Given] = ()
+    ) -> tuple[list[Given], Sequence[RatedFeatures]]:
         """Return the ratings and preferences in force (also the preferences that reasons state), the oldest
         first, and unrated replies. The function returns unrated replies only if nearly all ratings are up or
         nearly all are down, because only then are unrated replies evidence.
 
         without: the ids of replies whose ratings and reasons are left out
+        new: ratings and preferences that the store does not have yet
         """
         rated = [(version, one) for id_, version, one in self._rated_features() if id_ not in without]
         given: list[tuple[int, Given]] = [*rated, *self._preferred_features(), *self._reasons(without)]
-        evidence = [one for _, one in sorted(given, key=lambda pair: pair[0])]
+        evidence = [*(one for _, one in sorted(given, key=lambda pair: pair[0])), *new]
         return evidence, [one for id_, one in self._unrated_replies(evidence) if id_ not in without]
 
     def _rated_features(self) -> list[tuple[str, int, RatedFeatures]]:

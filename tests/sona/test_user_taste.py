@@ -159,3 +159,14 @@ def test_the_features_of_old_unrated_replies_are_forgotten(store, history, monke
         rate(history, ids[0], "up")
         assert len(taste.evidence()[1]) == 3
     assert len(taste._features) == 10
+
+
+def test_the_model_with_a_new_reason_is_the_model_of_the_store_after_the_rating(store, history):
+    """Also at the first rating, at which unrated replies become evidence."""
+    shown = sim.texts(30, seed=4)
+    ids = keep(store, shown)
+    reply = store.replies.get(ids[-1])
+    after = UserTaste(history).model_after([(reply, "down", "too long")])
+    history.commit(history.version(), ids[-1], "down", "too long", 0.0, b"state", 0.0, 0.0)
+    stored = UserTaste(history).model
+    np.testing.assert_array_equal(after.predict(sim.features(shown)), stored.predict(sim.features(shown)))
