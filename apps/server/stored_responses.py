@@ -78,16 +78,20 @@ class _StoredOutput(Struct):
 async def keep_response(call: Call, body: ResponsesBody, answer: answers.ResponseAnswer) -> None:
     """Store the input of the request and the response to it, unless the request has `store: false`. Then
     store only which response it continues, because a deletion of that response also deletes this prompt. If
-    the store fails, the client gets its answer even so, with `store: false`, and the log gets the reason."""
+    the response cannot be stored, the client gets its answer even so, with `store: false`, and the log gets
+    the reason."""
     if not answer.store and body.previous_response_id is None:
         return
     words = [msgspec.json.encode(items_of(body)), msgspec.json.encode(answer)] if answer.store else [b"", b""]
     row = ResponseRow(answer.id, body.previous_response_id, call.salt, *words)
     try:
-        await call.serving.host.call_between(lambda runtime: runtime.store.responses.add(row))
+        stored = await call.serving.host.call_between(lambda runtime: runtime.store.responses.add(row))
+        reason = "" if stored else "the store does not have its reply"
     except StoreError as error:
+        reason = type(error).__name__
+    if reason:
         answer.store = False
-        call.serving.log.write("not_stored", {"id": answer.id, "reason": type(error).__name__})
+        call.serving.log.write("not_stored", {"id": answer.id, "reason": reason})
 
 
 async def stored_items(call: Call, response_id: str | None) -> list[InputItem]:

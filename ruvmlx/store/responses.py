@@ -32,12 +32,13 @@ class Responses:
     def __init__(self, db: Database):
         self._db = db
 
-    def add(self, row: ResponseRow) -> None:
-        """Commit a response. Delete the oldest responses beyond KEEP_RESPONSES or KEEP_BYTES. If the
-        response's reply was deleted in the meantime, commit nothing."""
+    def add(self, row: ResponseRow) -> bool:
+        """Commit a response. Delete the oldest responses beyond KEEP_RESPONSES or KEEP_BYTES. If the store
+        does not have the response's reply, commit nothing and return False: the reply was deleted in the
+        meantime, or it could not be stored."""
         with self._db.transaction():
             if self._db.row("SELECT 1 FROM replies WHERE id = ?", row.id) is None:
-                return
+                return False
             self._db.insert(
                 "responses",
                 id=row.id,
@@ -49,6 +50,7 @@ class Responses:
                 created=time.time(),
             )
             self._trim()
+        return True
 
     def get(self, response_id: str, tenant: str) -> ResponseRow:
         """Return a response. Raises NotFound if no response has this id, or if the response belongs to

@@ -247,13 +247,9 @@ def _client(port: int, keys: Path) -> None:
                 break
             time.sleep(0.01)
         key, asked = keys.read_text().split()[0], {"model": "tiny"}
-        first = _ask(port, key, "/v1/responses", asked | {"input": "a question " * 30})["id"]
-        one = first.removeprefix("resp_")
-        tell(STORED, one)
+        first, one = _respond(port, key, asked | {"input": "a question " * 30})
         more = asked | {"input": "and more", "previous_response_id": first}
-        second = _ask(port, key, "/v1/responses", more)["id"]
-        two = second.removeprefix("resp_")
-        tell(STORED, two)
+        _, two = _respond(port, key, more)
         _ask(port, key, "/v1/ratings", {"id": two, "rating": "up"})
         tell(RATED, two)
         tell(BEGAN_DELETING, one)
@@ -264,6 +260,16 @@ def _client(port: int, keys: Path) -> None:
         if not isinstance(error, urllib.error.HTTPError):
             return  # the server ends without the client
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _respond(port: int, key: str, body: dict) -> tuple[str, str]:
+    """Ask for a response. Return (its id, the id of its reply). `tell` that it is stored if the answer says
+    so."""
+    answer = _ask(port, key, "/v1/responses", body)
+    reply = answer["id"].removeprefix("resp_")
+    if answer["store"]:
+        tell(STORED, reply)
+    return answer["id"], reply
 
 
 def _ask(port: int, key: str, path: str, body: dict | None) -> dict:

@@ -6,6 +6,7 @@ import pytest
 
 from ruvmlx.errors import StoreBusy
 from ruvmlx.store import responses as stored
+from ruvmlx.store.replies import Replies
 from tests.store.test_privacy import SECRET, forms
 
 openai = pytest.importorskip("openai", reason="the dependency group `clients` is not installed")
@@ -264,14 +265,18 @@ def test_the_newest_ones_stay(serve, monkeypatch):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_the_busy_store_does_not_take_arrives(serve, monkeypatch, stream):
-    """It says that it is not stored."""
+@pytest.mark.parametrize("is_busy", [True, False], ids=["busy", "without the reply"])
+def test_an_answer_that_the_store_does_not_take_arrives(serve, monkeypatch, is_busy, stream):
+    """It says that it is not stored: the store is busy, or the reply was deleted before its response came."""
     running = serve()
 
     def refuse(self, row):
         raise StoreBusy("locked")
 
-    monkeypatch.setattr(stored.Responses, "add", refuse)
+    if is_busy:
+        monkeypatch.setattr(stored.Responses, "add", refuse)
+    else:
+        monkeypatch.setattr(Replies, "add", lambda *_, **__: None)
     answer = post(running, "hello", stream=stream)
     assert answer.status == 200
     if stream:
