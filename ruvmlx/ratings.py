@@ -1,5 +1,7 @@
 """This module lists the ratings that a user can give to a reply, and the reasons for a bad rating."""
 
+from .errors import UsageError
+
 RATINGS = ("up", "down", "1", "2", "3", "4", "5")
 GOOD, BAD = ("up", "4", "5"), ("down", "1", "2")
 
@@ -31,6 +33,12 @@ def reason_of(rating: str, note: str) -> str:
     """
     said = note.partition(":")[0].strip()
     return next((word for word, text in REASONS.items() if text == said and rating in BAD), "")
+
+
+def check_reason(rating: str, note: str) -> None:
+    """Raise UsageError if the note begins with a reason for a bad rating, but the rating is not bad."""
+    if rating not in BAD and (reason := reason_of("down", note)):
+        raise UsageError(f'"{REASONS[reason]}" goes with a bad rating: down, 1 or 2; got {rating}.')
 
 
 def with_reason(note: str, reason: str) -> str:

@@ -1,18 +1,20 @@
 """This module parses the arguments of slash commands: ratings, reasons and numbers."""
 
 from ruvmlx.errors import UsageError
-from ruvmlx.ratings import RATINGS, REASONS
+from ruvmlx.ratings import RATINGS, REASONS, check_reason
 
 WHY_USAGE = "/why REASON"
 RATE_USAGE = "/rate up|down|1-5 [NOTE]"
 
 
 def parse_rating(argument: str) -> tuple[str, str]:
-    """Split the argument of /rate into a rating and a note: "up too long" -> ("up", "too long")."""
+    """Split the argument of /rate into a rating and a note: "down too long" -> ("down", "too long"). Raise
+    UsageError for another rating, and for a reason with a rating that is not bad."""
     word, _, note = argument.partition(" ")
     rating = {"+": "up", "-": "down"}.get(word, word.lower())
     if rating not in RATINGS:
         raise UsageError(f"a rating is up, down or 1 to 5, got {word[:20]!r}; try {RATE_USAGE}")
+    check_reason(rating, note.strip())
     return rating, note.strip()
 
 

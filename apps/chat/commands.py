@@ -22,7 +22,7 @@ from .steps import compare, library, models, rate, settings, summarize, tools, w
 
 @dataclass(frozen=True)
 class Command:
-    """A slash command that the user typed: `/rate up too long` is Command("rate", "up too long")."""
+    """A slash command that the user typed: `/rate down too long` is Command("rate", "down too long")."""
 
     name: str
     argument: str = ""

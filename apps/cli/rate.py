@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ruvmlx.errors import UsageError
-from ruvmlx.ratings import BAD, REASONS, with_reason
+from ruvmlx.ratings import REASONS, check_reason, with_reason
 
 from ..learning_words import preference_line, rating_line, reply_line
 from .completion_values import complete_ratings, complete_replies
@@ -52,7 +52,8 @@ def rate(
                 "give a reply and its rating, as in `ruvmlx rate last up`; or both --better and --worse."
             )
         if rating is not None:
-            note = _note_with_reason(check_rating(rating), note, why)
+            note = with_reason(note, why) if why else note
+            check_reason(check_rating(rating), note)
         with open_runtime(resolve(flags)) as runtime, watching() as watch:
             adapter = _writer_of(runtime, reply_id, flags)
             if rating is not None:
@@ -89,14 +90,6 @@ def _undo_flags(writer: str | None, flags: dict[str, Any]) -> str:
     `_writer_of` returns it."""
     given = {"--model": flags["model"], "--adapter": writer or flags["adapter"]}
     return shlex.join(word for flag, value in given.items() if value for word in (flag, value))
-
-
-def _note_with_reason(rating: str, note: str, why: str | None) -> str:
-    if why is None:
-        return note
-    if rating not in BAD:
-        raise UsageError(f"--why goes with a bad rating: {', '.join(BAD)}; got {rating}.")
-    return with_reason(note, why)
 
 
 VERBS = [rate]

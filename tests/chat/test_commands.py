@@ -73,6 +73,17 @@ def test_a_rating_is_up_down_or_1_to_5_with_a_note():
             parse_rating(wrong)
 
 
+@pytest.mark.parametrize(
+    "argument", ["up too long", "+ wrong tone: so stiff", "3 wrong facts", "5 too short"]
+)
+def test_a_reason_goes_with_a_bad_rating_alone(argument):
+    """As on the command line, where --why goes with a bad rating."""
+    with pytest.raises(UsageError, match='" goes with a bad rating: down, 1 or 2; got '):
+        parse_rating(argument)
+    assert parse_rating("2 too long") == ("2", "too long")
+    assert parse_rating("up not too long") == ("up", "not too long")
+
+
 def test_help_fits_a_small_terminal():
     """Every command has its line, and 80 columns hold it."""
     lines = help_lines()

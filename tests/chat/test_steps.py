@@ -35,7 +35,7 @@ def take(name, runtime, state, argument=""):
 
 def test_a_rating_is_reported_and_can_be_undone(runtime, state):
     """/undo changes what was learned, so the app shows the ratings anew; `flash` is its answer."""
-    assert take("rate", runtime, state, "up too long").words.startswith(
+    assert take("rate", runtime, state, "up so clear").words.startswith(
         "Rated good. Learned: more like this. /undo"
     )
     undone = take("undo", runtime, state)

@@ -88,7 +88,9 @@ def test_a_rating_takes_its_reason(starter_file, process):
     assert (facts["applied"], facts["reason"], facts["rating"], facts["kl"]) == (False, "facts", "down", 0)
     assert b"Facts teach nothing" in process("rate", "last", "2", "--why", "facts").stdout
     good = process("rate", "last", "up", "--why", "long")
-    assert good.returncode == 2 and b"--why goes with a bad rating" in good.stderr
+    assert good.returncode == 2 and b'"too long" goes with a bad rating: down, 1 or 2; got up.' in good.stderr
+    noted = process("rate", "last", "up", "--note", "too long: by far")
+    assert noted.returncode == 2 and noted.stderr == good.stderr
 
 
 def test_plain_output_is_the_text_alone(starter_file, process):
