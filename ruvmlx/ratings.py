@@ -42,7 +42,13 @@ def check_reason(rating: str, note: str) -> None:
 
 
 def with_reason(note: str, reason: str) -> str:
-    """Return the note with `reason` at its beginning, such as "too long: I wanted one line". `reason`
-    replaces an earlier reason of the note."""
-    rest = note.partition(":")[2].strip() if reason_of("down", note) else note.strip()
-    return f"{REASONS[reason]}: {rest}" if rest else REASONS[reason]
+    """Return the note with `reason` at its beginning, such as "too long: I wanted one line". If the note has
+    words after an earlier reason, the earlier reason stays behind `reason`. If the note has no words,
+    `reason` replaces the earlier reason."""
+    earlier = []
+    while said := reason_of("down", note):
+        earlier.append(said)
+        note = note.partition(":")[2]
+    words = note.strip()
+    kept = [said for said in earlier if words and said != reason]
+    return ": ".join([*(REASONS[said] for said in (reason, *kept)), *filter(None, [words])])

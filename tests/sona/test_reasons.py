@@ -46,10 +46,12 @@ def test_a_note_gives_the_reason_of_a_bad_rating_alone():
 @pytest.mark.parametrize(
     ("note", "expected"),
     [("", "too long"), ("a list!", "too long: a list!"), ("wrong tone", "too long"),
-     ("wrong tone: so stiff", "too long: so stiff")],
+     ("wrong tone: so stiff", "too long: wrong tone: so stiff"), ("too long: a list!", "too long: a list!"),
+     ("wrong tone: too long: so stiff", "too long: wrong tone: so stiff")],
 )  # fmt: skip
-def test_a_reason_keeps_the_note_and_replaces_an_earlier_reason(note, expected):
-    assert with_reason(note, "long") == expected
+def test_a_reason_keeps_the_words_of_the_note_and_replaces_an_earlier_reason_without_words(note, expected):
+    """The words can be about the earlier reason. The reason that counts is the first."""
+    assert with_reason(note, "long") == expected and reason_of("down", expected) == "long"
 
 
 def test_too_long_speaks_for_fewer_words_and_too_short_for_more():
