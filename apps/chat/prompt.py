@@ -74,6 +74,7 @@ class Prompt(OrderedKeys, TextArea):
         self._at = -1  # the index of the shown message in `earlier`; -1: the draft
         # index in `earlier` -> the text that the input showed when the user left this place of the history
         self._left: dict[int, str] = {}
+        self.returned = ""  # an unsent message that came back into the input, until the user changes the text
         self._aside: str | None = None  # the draft while the user edits a message; None: no message is edited
 
     @property
@@ -134,7 +135,11 @@ class Prompt(OrderedKeys, TextArea):
 
     def edit(self, edit: Edit) -> EditResult:
         """Apply a change to the text of the input. If the text becomes too long for a message, insert only
-        the first characters."""
+        the first characters. Put a space between an unsent message that came back and a word after it."""
+        returned, self.returned = self.returned, ""
+        is_word = edit.top == edit.bottom == self.document.end and edit.text[:1].isalnum()
+        if returned and self.text == returned and is_word:
+            edit.text = f" {edit.text}"
         replaced = self.document.get_text_range(edit.top, edit.bottom)
         room = max(0, MAX_MESSAGE_CHARACTERS - len(self.text) + len(replaced))
         if len(edit.text) > room:

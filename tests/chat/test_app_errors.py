@@ -53,6 +53,22 @@ async def test_a_refused_message_is_put_back_before_text_typed_meanwhile():
         assert not app.query(UserMessage)
 
 
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [("next", "Hi next"), ("?", "Hi?"), (["space", "n"], "Hi n"), (["backspace", "a", "t"], "Hat")],
+)
+async def test_a_word_after_a_message_that_came_back_is_a_new_word(keys, expected):
+    """As if the user had typed it before the message came back; other changes stay as they are typed."""
+    async with chatting(ScriptedRuntime([UsageError("too hot")])) as (app, pilot):
+        app.chat.prompt.text = "Hi"
+        await pilot.press("enter")
+        await until(pilot, lambda: "too hot" in screen_text(app) and app.phase == "idle")
+        await pilot.press(*keys)
+        assert app.chat.prompt.text == expected
+        await pilot.press("enter")
+        await until(pilot, lambda: [m.text for m in app.query(UserMessage)] == ["Hi", expected])
+
+
 async def test_the_second_message_of_one_burst_of_keys_comes_back():
     """The app handles "hi", Enter, "ok", Enter before the first reply begins."""
     async with chatting(ScriptedRuntime(["A."], ["B."])) as (app, pilot):

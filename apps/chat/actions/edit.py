@@ -57,3 +57,4 @@ class EditActions:
             self._chat.prompt.put_back(typed)
         else:
             self.begin(message, typed)
+        self._chat.prompt.returned = typed
