@@ -332,7 +332,7 @@ def _with_question(said: str, place: RatingPlace, rest: str = "", least: int = 8
     question = one_line(place.question)
     if not question:
         return f"{said}, of a deleted reply{rest}"
-    said += ": “" if place.is_here else ", in another chat: “"
+    said += f", {place.elsewhere}: “" if place.elsewhere else ": “"
     room = max(least, LINE - 1 - len(said) - len(rest))
     return said + (question if len(question) <= room else question[: room - 1].rstrip() + "…") + "”" + rest
 

@@ -24,17 +24,23 @@ def learn_status(runtime: Runtime) -> LearnStatus | None:
 @dataclass(frozen=True)
 class RatingPlace:
     """The place of the newest rating or preference. question: the question of the rated reply; "" if the
-    reply was deleted. is_here: True if the reply is in the open chat."""
+    reply was deleted. elsewhere: where the reply is if it is not in the open chat, such as "in another chat";
+    "" if it is in the open chat."""
 
     question: str
-    is_here: bool
+    elsewhere: str
 
     @classmethod
     def of(cls, runtime: Runtime, session: str, reply_id: str) -> "RatingPlace":
         """Return the place of a rated reply. session: the id of the open chat."""
-        place = runtime.store.messages.place_of(reply_id)
+        messages = runtime.store.messages
         question = without_files(runtime.store.replies.get(reply_id).prompt)[0]
-        return cls(question, place is not None and place[0] == session)
+        if place := messages.place_of(reply_id):
+            return cls(question, "" if place[0] == session else "in another chat")
+        # `generate` and other programs get replies that are in no chat
+        return cls(
+            question, "in a deleted chat" if messages.is_in_deleted_chat(reply_id) else "outside the chats"
+        )
 
 
 # The app reads this number of messages, the newest of a chat, when it opens the chat. Soon after, the app

@@ -28,7 +28,7 @@ def test_an_undo_says_that_it_took_back_a_reason(open_tiny):
         runtime.choices.give_reason(first, "long")
         taken = runtime.undo()
         assert taken.undone == "change of a rating" and taken.ratings == 2
-        said = describe.undone(taken, RatingPlace("hello", True))
+        said = describe.undone(taken, RatingPlace("hello", ""))
         assert said == "Rating change taken back: “hello”; 2 left, version 2."
         assert [runtime.undo().undone for _ in range(2)] == ["rating", "rating"]
         assert runtime.status().ratings == 0

@@ -7,6 +7,8 @@ import pytest
 from ruvmlx.apps.chat import describe
 from ruvmlx.apps.chat.view_model import RatingPlace
 
+from ruvmlx.engine import GenerationRequest
+
 from .helpers import ask, screen_text, until
 from .test_branches import chatting, send  # noqa: F401 - a fixture
 
@@ -107,16 +109,36 @@ async def test_a_rating_that_another_program_took_back_on_a_branch_disappears(ch
         await until(pilot, lambda: reply.rating is None)
 
 
-@pytest.mark.parametrize("is_here", [True, False])
-def test_the_line_fits_into_80_columns(is_here):
-    said = describe.nothing_to_undo(RatingPlace("word " * 40, is_here), "Ctrl+R")
+def test_a_place_is_said_as_it_is(open_tiny):
+    """A reply of `generate` or of the server is in no chat."""
+    with open_tiny() as runtime:
+        here, other = runtime.chats.new_chat(), runtime.chats.new_chat()
+        writers = [
+            *(
+                runtime.chats.say(chat, "Hi.", max_new_tokens=2, cancel=threading.Event())
+                for chat in (here, other)
+            ),
+            runtime.writer.generate(GenerationRequest(prompt="Hi.", max_new_tokens=2)),
+        ]
+        replies = [[*chunks][-1].response.request_id for chunks in writers]
+        place_of = lambda reply: RatingPlace.of(runtime, here, reply).elsewhere  # noqa: E731
+        assert [place_of(reply) for reply in replies] == ["", "in another chat", "outside the chats"]
+        runtime.store.chats.soft_delete(other)
+        assert place_of(replies[1]) == "in a deleted chat"
+    said = describe.nothing_to_undo(RatingPlace("Hi.", "outside the chats"), "u")
+    assert said == "No rating here. u takes back the newest, outside the chats: “Hi.”"
+
+
+@pytest.mark.parametrize("elsewhere", ["", "in another chat", "outside the chats"])
+def test_the_line_fits_into_80_columns(elsewhere):
+    said = describe.nothing_to_undo(RatingPlace("word " * 40, elsewhere), "Ctrl+R")
     assert len(said) <= 76 and said.endswith("…”")
-    assert "a deleted reply" in describe.nothing_to_undo(RatingPlace("", is_here), "Ctrl+R")
+    assert "a deleted reply" in describe.nothing_to_undo(RatingPlace("", elsewhere), "Ctrl+R")
 
 
 @pytest.mark.parametrize("undone", ["rating", "preference", "change of a rating"])
 def test_an_undo_fits_into_80_columns(undone, open_tiny):
     with open_tiny() as runtime:
         status = replace(runtime.status(), undone=undone, ratings=120, adapter_version=134)
-    said = describe.undone(status, RatingPlace("word " * 40, False))
+    said = describe.undone(status, RatingPlace("word " * 40, "in another chat"))
     assert len(said) <= 80 and "“word" in said and "…”; 120" in said and said.endswith("left, version 134.")

@@ -49,7 +49,7 @@ def undo_newest(runtime: Runtime, session: str) -> tuple[str, str]:
     what was taken back, for plain mode and for the app's status line. session: the id of the open chat. Raise
     NotFound if there is no feedback."""
     newest = runtime.newest_feedback()
-    place = RatingPlace.of(runtime, session, newest) if newest else RatingPlace("", False)
+    place = RatingPlace.of(runtime, session, newest) if newest else RatingPlace("", "")
     status = runtime.undo()
     return describe.undone(status, place, EXCERPT), describe.undone(status, place)
 
