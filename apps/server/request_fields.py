@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from .anthropic_bodies import CountBody, MessagesBody
-from .bodies import ChatBody, CompletionBody, EmbeddingBody
+from .bodies import ChatBody, CompletionBody, EmbeddingBody, RatingBody
 from .llama_cpp_bodies import InfillBody
 from .ollama_bodies import OllamaChatBody, OllamaEmbedBody, OllamaEmbeddingsBody, OllamaGenerateBody
 from .responses_bodies import ResponsesBody
@@ -189,6 +189,7 @@ WOULD_CHANGE: dict[type, dict[str, str]] = {
         "prompt": "prompts are not kept; send the text as input",
         "top_logprobs": "give logprobs to /v1/chat/completions",
     },
+    RatingBody: {"reply_id": "give it as id"},
     OllamaChatBody: _OLLAMA_REFUSED,
     OllamaGenerateBody: {
         **_OLLAMA_REFUSED,

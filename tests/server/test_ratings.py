@@ -192,6 +192,13 @@ def test_unknown_replies(shared, id):
     assert shared.ask("DELETE", f"/v1/ratings/{reply}").status == 404  # not rated
 
 
+def test_the_field_of_the_reply_is_named(shared):
+    """The answers of `ruvmlx rate --json` and of the Python API call it reply_id."""
+    refused = shared.ask("POST", "/v1/ratings", {"reply_id": "x", "rating": "up"})
+    assert refused.status == 400 and refused.error["param"] == "reply_id"
+    assert refused.error["message"].endswith("give it as id.")
+
+
 def test_adapters_per_request(running, open_tiny, history):
     """Each request writes with the adapter it names, and a rating goes to the one that wrote the reply."""
     plain = logprob(running)
