@@ -10,6 +10,7 @@ that is the model that wrote it; after a rating, the model of the rated reply.
 """
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -42,6 +43,7 @@ from .store import Store
 
 LETTERS_PER_TOKEN = 3  # a question of more letters than this times the context does not fit the model
 PROBE = 16  # the number of tokens after which a small model may hand a question to a larger one
+RETRY_AFTER = 600.0  # seconds after which a model that could not be opened is tried again
 TRAIN_EVERY = 32  # the number of new ratings after which the selector's cell is trained at the end
 
 Write = Callable[[Runtime], Iterator[Chunk]]
@@ -70,15 +72,21 @@ class AutoRuntime(Runtime):
             models = selector_models(store, found, settings)
         self._candidates = {model.fingerprint: candidate for candidate, model in models}
         self._open: dict[str, Runtime] = {}
-        self._problems: dict[str, str] = {}  # fingerprint -> the reason why this model cannot be opened
+        # fingerprint -> the time (time.monotonic()) at which this model could not be opened
+        self._failed: dict[str, float] = {}
         self._whitening: embedding.Whitening | None = None
         self._states: dict[str, np.ndarray | None] = {}  # question -> its vector, of the newest questions
         shown = [model for _, model in models]
         first = min(shown, key=lambda model: model.parameters).fingerprint
-        self._reader = self._runtime_of(first, watch)
-        self._take(self._reader)
-        self.backend.caveat = "; ".join(filter(None, [self.backend.caveat, found.note]))
-        self.selector = ModelSelector(self._reader.store, shown)
+        try:
+            self._reader = self._runtime_of(first, watch)
+            self._take(self._reader)
+            self.backend.caveat = "; ".join(filter(None, [self.backend.caveat, found.note]))
+            self.selector = ModelSelector(self._reader.store, shown)
+        except BaseException:
+            for runtime in self._open.values():
+                runtime.close()
+            raise
 
     # -- the models ----------------------------------------------------------------------------------
 
@@ -144,9 +152,12 @@ class AutoRuntime(Runtime):
 
     def _fitting(self, messages: Sequence[Message]) -> tuple[str, ...]:
         """Return the fingerprints of the models whose context has room for the last message, the smallest
-        first. If no model has room, return the model with the largest context."""
+        first, without those that could not be opened in the last RETRY_AFTER seconds. If no model has room,
+        return the model with the largest context."""
         letters = len(messages[-1].content) if messages else 0
-        known = [model for model in self.selector.models if model.fingerprint not in self._problems]
+        since = time.monotonic() - RETRY_AFTER
+        failed = {key for key, failed_at in self._failed.items() if failed_at > since}
+        known = [model for model in self.selector.models if model.fingerprint not in failed]
         fits = [model for model in known if letters < LETTERS_PER_TOKEN * model.context]
         fits = fits or [max(known, key=lambda model: model.context)]
         return tuple(model.fingerprint for model in fits)
@@ -160,7 +171,7 @@ class AutoRuntime(Runtime):
         try:
             self._take(self._runtime_of(chosen.fingerprint))
         except RuvmlxError as error:
-            self._problems[chosen.fingerprint] = str(error)
+            self._failed[chosen.fingerprint] = time.monotonic()
             yield Chunk("", note=f"{chosen.name} stays closed: {error}")
 
     def _with_choice(self, choice: ModelChoice, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
@@ -280,14 +291,14 @@ def selector_models(
     store: Store, found: AutoModels, settings: Settings, claim: bool = True
 ) -> list[tuple[AutoModel, SelectorModel]]:
     """Return the models with what the selector knows of them. Most of the weights are not read. claim: as in
-    `identify`. A model that cannot
-    be loaded is an error if the setting auto_models names it; else it is left out."""
-    models = []
+    `identify`. A model that cannot be loaded is left out; it is an error if the setting auto_models names it,
+    or if no other model can be loaded."""
+    models: list[tuple[AutoModel, SelectorModel]] = []
     for candidate in found.models:
         try:
             model = identify(store, load_model(candidate.name), claim)
         except RuvmlxError:
-            if settings.auto_models:
+            if settings.auto_models or (not models and candidate is found.best):
                 raise
             continue
         context = settings.max_context or model.context

@@ -7,8 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ruvmlx import auto_runtime
 from ruvmlx.auto_runtime import AutoRuntime, open_auto
 from ruvmlx.engine import GenerationRequest, Sampling
+from ruvmlx.errors import CorruptFile
 from ruvmlx.memory import candidates
 from ruvmlx.memory.candidates import AutoModels, find_candidates, fitting, single_model
 from ruvmlx.memory.load_plan import PROGRAM
@@ -212,8 +214,6 @@ def test_a_reply_without_a_chat_is_chosen_too_and_the_same_seed_chooses_the_same
 
 
 def test_a_model_that_cannot_be_opened_is_told_and_left_out(settings, monkeypatch):
-    from ruvmlx.errors import CorruptFile
-
     opened = Runtime.open
 
     def refuse(settings, learn=True, watch=None):
@@ -226,6 +226,47 @@ def test_a_model_that_cannot_be_opened_is_told_and_left_out(settings, monkeypatc
         notes, response = say(runtime, runtime.chats.new_chat(), "Hello")
         assert notes[1] == f"{LARGE} stays closed: the file ends early."
         assert response.choice.model.name == SMALL and "no other model" in notes[2]
+
+
+def test_a_model_that_could_not_be_opened_is_tried_again(settings, monkeypatch):
+    """A failure can pass: another program has taken the memory, or a file is still copied."""
+
+    def refuse(*_, **__):
+        raise CorruptFile("the file ends early.")
+
+    def draw(self, turns, arms, seed=None):
+        self.sync()
+        return arms[-1], dict.fromkeys(arms, 0.5)  # the largest model of those on offer
+
+    monkeypatch.setattr(selector_module.ModelSelector, "draw", draw)
+    with open_auto(settings) as runtime:
+        chat, small = runtime.chats.new_chat(), runtime.selector.models[0].fingerprint
+        with monkeypatch.context() as m:
+            m.setattr(Runtime, "open", refuse)
+            say(runtime, chat, "Hello")
+        assert runtime._fitting([Message("user", "Hello")]) == (small,)
+        monkeypatch.setattr(auto_runtime, "RETRY_AFTER", 0.0)
+        assert say(runtime, chat, "Hello")[1].choice.model.name == LARGE
+
+
+def test_an_error_at_the_start_closes_the_first_model(settings, monkeypatch):
+    closed, close = [], Runtime.close
+    monkeypatch.setattr(Runtime, "close", lambda self: closed.append(self.model.name) or close(self))
+    monkeypatch.setattr(
+        auto_runtime, "ModelSelector", lambda *_: (_ for _ in ()).throw(CorruptFile("a store"))
+    )
+    with pytest.raises(CorruptFile, match="a store"):
+        open_auto(settings)
+    assert closed == [SMALL]
+
+
+def test_without_a_model_that_can_be_loaded_the_error_is_that_of_the_largest(settings, monkeypatch):
+    def refuse(name):
+        raise CorruptFile(f"{name} ends early.")
+
+    monkeypatch.setattr(auto_runtime, "load_model", refuse)
+    with pytest.raises(CorruptFile, match=f"{LARGE} ends early"):
+        open_auto(settings)
 
 
 def test_a_question_goes_only_to_models_with_room_for_it(settings, monkeypatch):
