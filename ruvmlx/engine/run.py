@@ -78,8 +78,7 @@ class Run:
         self.ids: list[int] = []
         self.shared = False  # True if this run is a fork, or if the caller computed one of its decode steps
         self._read = self._fed = 0  # number of prompt tokens read by this run; number of `ids` in the session
-        backend = engine.backend
-        self._can_stream = isinstance(backend, Streaming) and backend.streams
+        self._can_stream = isinstance(engine.backend, Streaming) and engine.backend.streams
         self._in_parts = False  # True if `_part` chose the size of a piece, because other runs waited
         self.text: list[str] = [self.decoder.go_on(request.begun)] if request.begun else []
         # The start of the reply that the chat template wrote at the end of the prompt, for example "<think>".
@@ -104,11 +103,14 @@ class Run:
     def fork(self, request: GenerationRequest, recorder: Recorder | None = None) -> "Run":
         """Return a run for a request that continues after the same prompt. This run must have steps=True."""
         session = self.engine.sessions.fork(self.session)
-        other = Run(self.engine, request, self.adapter, recorder, steps=True, session=session)
-        other.started, other.shared = self.started, True
-        other.source = cast(StepSource, self.source).fork(
-            other.session.cache, request.sampling, other.rule, other.drafts
-        )
+        try:
+            other = Run(self.engine, request, self.adapter, recorder, steps=True, session=session)
+            other.started, other.shared = self.started, True
+            source = cast(StepSource, self.source)
+            other.source = source.fork(session.cache, request.sampling, other.rule, other.drafts)
+        except BaseException:  # as in `__init__`: no run ends this session
+            self.engine.sessions.forget(session)
+            raise
         return other
 
     @property

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from ruvmlx.backends.native.backend import NativeBackend
-from ruvmlx.engine import LLMInferenceEngine, Sampling
+from ruvmlx.engine import LLMInferenceEngine, Sampling, run
 from ruvmlx.engine.best_of import CHECKPOINTS, FAILED, MARGIN, BestOf, requests_for
 from ruvmlx.engine.queue import Arrivals
+from ruvmlx.engine.run import sync_at_exit
 from ruvmlx.engine.scheduler import Scheduler
 from ruvmlx.engine.session import Session
+from ruvmlx.engine.source import StepSource
 from ruvmlx.engine.types import Chunk
 from ruvmlx.kernels.micro import NotFinite
 from ruvmlx.lora.micro_lora import MicroLoRA
@@ -93,6 +95,25 @@ def test_the_prompt_is_looked_up_once(engine, monkeypatch):
     monkeypatch.setattr(Session, "fork", lambda self: forked.append(self) or fork(self))
     write_all(engine, requests_for(seeded_request(max_new_tokens=4), 4))
     assert (len(found), len(forked)) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("place", "name"), [(run, "StopStrings"), (StepSource, "fork")], ids=["run", "source"]
+)
+def test_a_reply_that_cannot_begin_keeps_no_session(engine, monkeypatch, place, name):
+    """A running session can never be evicted."""
+    best = BestOf(engine, requests_for(seeded_request(max_new_tokens=4), 2), None, [None, None])
+
+    def out_of_memory(*_):
+        raise MemoryError
+
+    with sync_at_exit([best.start()]):
+        list(best.leader.prefill())
+        with monkeypatch.context() as m, pytest.raises(MemoryError):
+            m.setattr(place, name, out_of_memory)
+            best.join()
+        assert [*engine.sessions._running] == [best.leader.session]
+    assert not engine.sessions._running
 
 
 def test_pages_of_the_prompt_are_shared(packed_model):
