@@ -1,6 +1,7 @@
 """The router in the runtime: off by default, learns from ratings, undone exactly, never lost."""
 
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -334,6 +335,19 @@ def test_training_is_adopted_only_where_it_foretells_better(store_and_router):
     cancel = threading.Event()
     cancel.set()
     assert router.train(cancel)["reason"] == "stopped"
+
+
+@pytest.mark.parametrize("held_out", [0, 1, 63, 64])
+def test_a_training_without_a_comparison_is_refused(store_and_router, monkeypatch, held_out):
+    """NumPy warned of a mean of nothing, and the report had a NaN."""
+    store, history, router = store_and_router
+    trained_on(store, history, np.random.default_rng(6), 64, lambda rng, arm, kinds: rng.random() < 0.5)
+    hashes = iter([3] * held_out + [0] * (64 - held_out))
+    monkeypatch.setattr(router_module, "zlib", SimpleNamespace(crc32=lambda _: next(hashes)))
+    report = router.train()
+    assert not report["trained"] and report["reason"].startswith(
+        f"{held_out} of 64 rated choices are held out;"
+    )
 
 
 def test_a_trained_cell_survives_a_restart(store_and_router):

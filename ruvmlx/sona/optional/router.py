@@ -241,6 +241,11 @@ class ArmChooser(ABC):
             return {"trained": False, "ratings": len(evidence), "reason": why}
         judging = np.array([zlib.crc32(row.reply_id.encode()) % 4 == 3 for row in rows])
         known, unseen = evidence.where(~judging), evidence.where(judging)
+        if min(len(known), len(unseen)) < 2:  # one reply has no standard error
+            why = (
+                f"{len(unseen)} of {len(evidence)} rated choices are held out; training and test need 2 each"
+            )
+            return {"trained": False, "ratings": len(evidence), "reason": why}
         new = train(self._fresh, known, priors, cancel=cancel)
         if new is None:
             return {"trained": False, "ratings": len(evidence), "reason": "stopped"}
