@@ -257,10 +257,15 @@ class AutoRuntime(Runtime):
 
     def erase_chat(self, session_id: str) -> bool:
         """Erase a chat, and its KV caches of all open models (`Runtime.erase_chat`)."""
-        self._states.clear()
         for runtime in self._open.values():
             runtime.engine.sessions.drop(session_id)
         return super().erase_chat(session_id)
+
+    def forget_words(self) -> None:
+        """Drop the words that all open models keep in memory (`Runtime.forget_words`)."""
+        self._states.clear()
+        for runtime in self._open.values():
+            runtime.forget_words()
 
     def memory_use(self) -> MemoryUse:
         """Return the memory that this process uses, with the models and KV caches of all open models."""

@@ -152,7 +152,15 @@ class Runtime:
         chat. Returns False if some files still hold words of the chat. After a second, the search index of a
         large store leaves the rest of its cleaning to the next idle time."""
         self.engine.sessions.drop(session_id)
-        return soft_delete.delete(self.store, session_id, seconds=1)
+        gone = soft_delete.delete(self.store, session_id, seconds=1)
+        self.forget_words()
+        return gone
+
+    def forget_words(self) -> None:
+        """Drop the words in memory that make later work faster, because some of them were deleted. What is
+        needed again comes from the store, which no longer has deleted words."""
+        self.model.tokenizer.forget_texts()
+        self.learning.forget_words()
 
     def __enter__(self) -> "Runtime":
         return self

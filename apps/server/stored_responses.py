@@ -178,6 +178,8 @@ async def delete_response(call: Call) -> Answer:
         await call.models.look(model, lambda runtime: runtime.engine.sessions.drop(REQUESTS))
     async with call.models.using_any() as serving:
         await serving.host.call_between(lambda runtime: soft_delete.forget(runtime.store, [row.id]))
+    for model in call.models.open_models:
+        await call.models.look(model, lambda runtime: runtime.forget_words())
     return ResponseDeleted(row.id)
 
 

@@ -279,6 +279,14 @@ class Learning:
         log.note("summary", facts | {"likes": found.likes, "guess": found.guess})
         return found
 
+    def forget_words(self) -> None:
+        """Drop the questions and the features of replies in memory, and the traces of deleted replies
+        (`Runtime.forget_words`)."""
+        for learner in self.residency.loaded_adapters():
+            learner.traces.forget_deleted()
+            learner.rating_index.forget_questions()
+            learner.taste.forget_features()
+
     def judge(self, learner: Learner | None) -> Judge | None:
         """Return a judge that scores replies by the ratings of an adapter. Return None if there is no
         adapter, or before the first rating. Return a `FailedJudge` if the fit of the taste model fails."""

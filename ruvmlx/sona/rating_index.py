@@ -122,6 +122,14 @@ class RatingIndex:
                 self._questions.pop(next(iter(self._questions)))
             self._questions[text] = state
 
+    def forget_questions(self) -> None:
+        """Drop the questions in memory. The question of a reply that has no vector yet is embedded at its
+        rating."""
+        while self._ahead:
+            self._ahead.popitem()[1].cancel()
+        self._questions.clear()
+        self._new.clear()
+
     def known_state(self, text: str) -> np.ndarray | None:
         """Return a question's pooled state [D] from the cache; None if the cache does not have the
         question."""

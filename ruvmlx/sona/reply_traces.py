@@ -55,6 +55,12 @@ class ReplyTraces:
                 del self.held[oldest]
                 self._stored.discard(oldest)
 
+    def forget_deleted(self) -> None:
+        """Drop the traces of replies whose words were deleted."""
+        for reply_id in [held for held in self.held if not self._store.replies.tokens(held)]:
+            del self.held[reply_id]
+            self._stored.discard(reply_id)
+
     def save(self) -> None:
         """Store the traces in memory, because this process will no longer have them. If the store cannot be
         written, they are lost: without its trace, a reply can still be rated."""

@@ -86,6 +86,11 @@ class UserTaste:
         self._history.unshown.add(measures)
         self._unshown = self._fitted = None
 
+    def forget_features(self) -> None:
+        """Drop the features in memory, and the model that was fitted to them. The store has the features of
+        the replies that were not deleted."""
+        self._features, self._fitted = {}, None
+
     @property
     def model(self) -> TasteModel:
         return self._current()[1]

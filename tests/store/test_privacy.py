@@ -1,5 +1,6 @@
 """Words that were deleted are in no file of the data folder, and nobody else can read any file there."""
 
+import gc
 import json
 import os
 import stat
@@ -17,6 +18,7 @@ from ruvmlx.chats import soft_delete
 from ruvmlx.chats.chat_file import import_once
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.models.config.model import Message
+from ruvmlx.models.text.token_cache import MIN_RUN_CHARACTERS
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
 from ruvmlx.settings.settings_file import save
@@ -132,6 +134,37 @@ def test_no_word_is_left_when_the_chat_says_that_it_deleted_for_good(open_again,
             said = library.delete(runtime, ChatState(options, session=chat), "now").words
             assert "Another ruvmlx reads the store" in said
         reader.close()
+
+
+def kept_in_memory() -> list[str]:
+    """The long texts in this process that have the word."""
+    gc.collect()
+    seen, rest = {}, gc.get_objects()
+    while rest:  # Python does not list a container of texts and numbers alone, but what refers to it
+        inner = [
+            one for one in gc.get_referents(rest.pop()) if not gc.is_tracked(one) and id(one) not in seen
+        ]
+        seen |= {id(one): one for one in inner}
+        rest += inner
+    texts = [text for text in seen.values() if type(text) is str]
+    return [text for text in texts if "Pfwyq" in text and len(text) > MIN_RUN_CHARACTERS]
+
+
+def test_no_word_is_left_in_memory_after_an_erased_chat(open_again):
+    """The tokenizer kept the text, and the memory of rated questions did, until the program ended. Then the
+    learned taste changed, too, because the store no longer had the features of the reply."""
+    with open_again() as runtime:
+        chat, other = runtime.chats.new_chat(), runtime.chats.new_chat()
+        erased, kept = say(runtime, chat, "Pfwyq" + " hello" * 90), say(runtime, other, "Hello")
+        for reply in (erased, kept):
+            runtime.rate(reply, "up")
+        assert runtime.learner.taste.model.ratings == 2 and kept_in_memory()
+        runtime.erase_chat(chat)
+        assert kept_in_memory() == []
+        assert runtime.learner.taste.model.ratings == 1 and erased not in runtime.learner.traces.held
+        runtime.rate(kept, "down")
+    with open_again() as runtime:
+        assert runtime.learner.taste.model.ratings == 1
 
 
 def test_no_word_is_left_a_day_after(open_again, home, tiny, monkeypatch):

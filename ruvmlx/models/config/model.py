@@ -195,6 +195,9 @@ class Tokenizer(Protocol):
     def chat_text(self, messages: Sequence[Message], *, tools: Tools = ()) -> str:
         """Return the text that `encode_chat` encodes, with the strings of special tokens."""
 
+    def forget_texts(self) -> None:
+        """Drop the texts whose token ids are in memory."""
+
 
 @dataclass
 class Model:

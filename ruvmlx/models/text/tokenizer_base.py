@@ -183,6 +183,10 @@ class BaseTokenizer(ABC):
     def _runs(self) -> KnownRuns:
         return KnownRuns(self._encode_run)
 
+    def forget_texts(self) -> None:
+        """Drop the texts whose token ids are in memory."""
+        vars(self).pop("_runs", None)
+
     def _encode_special(self, text: str, salt: str = "", most: int | None = None) -> list[int]:
         """Return the ids of a text in which the strings of special tokens become their ids. Before it encodes
         the text between the special tokens, the method removes the guard characters (U+FDD0) from this
