@@ -148,7 +148,10 @@ def test_the_starter_has_both(starter):
     assert "Hugging Face" not in prompt and prompt.startswith("<|im_start|>system\n<|im_end|>")
 
 
-def test_a_files_repetition_penalty_is_left_out():
-    """It would count the prompt's tokens, too."""
-    found = sampling_defaults({"temperature": 0.3, "repetition_penalty": 1.1})
-    assert found == {"temperature": 0.3}
+def test_a_files_repetition_penalty_is_left_out_unless_the_model_loops_without_it():
+    """It would count the prompt's tokens, too. A folder of Qwen2.5 gets what its GGUF file gets."""
+    own = {"temperature": 0.3, "repetition_penalty": 1.1}
+    assert sampling_defaults(own) == {"temperature": 0.3}
+    assert sampling_defaults(own, "qwen2", ["Qwen/Qwen2.5-0.5B-Instruct"]) == own
+    coder = "Qwen/Qwen2.5-Coder-0.5B-Instruct"
+    assert sampling_defaults(own, "qwen2", [coder]) == sampling_defaults(own, "qwen2") == {"temperature": 0.3}

@@ -9,10 +9,11 @@ from typing import Any
 from ...settings import SAMPLING
 
 MAX_VALUE = 1e9  # a larger number in a model's file is not plausible
-# The sampling options that ruvmlx does not take from a model's files. The makers' values are for a repetition
-# penalty that also applies to the prompt's tokens, but ruvmlx's penalty applies only to the reply's tokens. A
-# repetition penalty also makes the draw of a token slower. ADVICE has a repetition penalty only for models
-# that loop without it: of 10 replies of Qwen2.5-0.5B-Instruct, 4 had loops without it, and 1 with 1.1.
+# The sampling options that ruvmlx takes from a model's files only if ADVICE has them for this model. The
+# makers' values are for a repetition penalty that also applies to the prompt's tokens, but ruvmlx's penalty
+# applies only to the reply's tokens. A repetition penalty also makes the draw of a token slower. ADVICE has a
+# repetition penalty only for models that loop without it: of 10 replies of Qwen2.5-0.5B-Instruct, 4 had loops
+# without it, and 1 with 1.1.
 NOT_ADVISED = ("repetition_penalty",)
 
 
@@ -68,16 +69,17 @@ ADVICE = (
 def sampling_defaults(
     values: Mapping[str, Any], model_type: str = "", names: Sequence[str] = ()
 ) -> dict[str, float]:
-    """Return the sampling settings in `values` (from the model's files) that are plausible numbers, without
-    those in NOT_ADVISED. If `values` has no plausible number, return the settings of the first matching row
-    of ADVICE, or {} if no row matches."""
-    found = {name: values.get(name) for name in SAMPLING if name not in NOT_ADVISED}
+    """Return the sampling settings in `values` (from the model's files) that are plausible numbers. If
+    `values` has none, return the settings of the first matching row of ADVICE, or {} if no row matches. The
+    settings in NOT_ADVISED are taken from `values` only if this row has them."""
+    advised = _family_advice(model_type, names)
+    found = {name: values.get(name) for name in SAMPLING if name not in NOT_ADVISED or name in advised}
     usable = {
         name: value
         for name, value in found.items()
         if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < MAX_VALUE
     }
-    return usable or _family_advice(model_type, names)
+    return usable or advised
 
 
 def _family_advice(model_type: str, names: Sequence[str]) -> dict[str, float]:
