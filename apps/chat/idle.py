@@ -18,12 +18,13 @@ from ruvmlx.chats import soft_delete
 from ruvmlx.errors import error_line
 from ruvmlx.pausing import Stopped, stop_when
 from ruvmlx.platform.courtesy import Courtesy
-from ruvmlx.runtime import Runtime
+from ruvmlx.runtime import LearnStatus, Runtime
 
 from . import describe
 from .actions.rate import EFFECT_SHOWN, RateActions
 from .context import ChatContext, call_soon
 from .gc_policy import A_REPLY, LATE, NEW, OVERDUE, QUIET, Garbage
+from .view_model import learn_status
 
 IDLE_AFTER = 20.0  # seconds without a key, a click, a reply or a rating, after which the work starts
 LOOK_EVERY = 0.5  # the maximum number of seconds between two checks whether the work can start
@@ -175,12 +176,16 @@ class IdleLearner:
         def show(line: str) -> None:
             call_soon(loop, lambda: self._show_work(line))
 
+        def work(runtime: Runtime, cancel: threading.Event) -> tuple[Lesson, LearnStatus | None]:
+            return learn(runtime, cancel, show, self._courtesy, session), learn_status(runtime)
+
+        learned = shown = self._chat.status.learned
         try:
-            lesson = await self._chat.host.run_idle(
-                lambda runtime, cancel: learn(runtime, cancel, show, self._courtesy, session)
-            )
+            lesson, learned = await self._chat.host.run_idle(work)
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
             lesson = Lesson(describe.not_learned(error_line(error)), stuck=True)
+        if learned != shown:  # this idle work changed the adapter, or another process did
+            self._rate.look_again()
         self.stuck = self.stuck + 1 if lesson.stuck else 0
         if self._chat.phase != "closing":
             self._show_lesson(lesson)
@@ -200,5 +205,3 @@ class IdleLearner:
         elif said and not lesson.waits:
             self._chat.status.flash(said, EFFECT_SHOWN)
         self._learning = False
-        if said and not lesson.waits:
-            self._rate.look_again()

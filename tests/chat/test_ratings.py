@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from ruvmlx.apps.chat import idle
 from textual.events import AppFocus
 
 from ruvmlx.errors import NotFound, StoreBusy
@@ -213,6 +214,18 @@ async def test_a_rating_by_another_process_is_shown():
         await ask(app, pilot)
         await until(pilot, lambda: shows("★★★★★", "3 ratings"))
         assert "Take back" in lines_of(app.screen)[-1]
+
+
+async def test_a_window_that_nobody_uses_shows_a_rating_by_another_process(monkeypatch):
+    """Without a key and without the focus, in the next idle time."""
+    monkeypatch.setattr(idle, "IDLE_AFTER", 0.05)
+    runtime = ScriptedRuntime(["One."])
+    async with chatting(runtime) as (app, pilot):
+        reply = await ask(app, pilot)
+        await until(pilot, lambda: runtime.settled == 1)
+        await pilot.pause(0.2)
+        runtime.rated_elsewhere(reply.reply_id, "up")
+        await until(pilot, lambda: reply.rating == "up" and "1 rating" in lines_of(app.screen)[-2])
 
 
 async def test_undo_takes_back_what_another_process_rated():
