@@ -44,7 +44,7 @@ PUSH_KL = 0.08
 # follow from the same ratings. Without this limit, the two parts together exceeded KL_CAP. The update then
 # scaled down lora_b, and so the change of all other tokens, too.
 END_KL = 0.05
-END_SHARES = (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)  # the shares of the push on end-of-reply tokens that are tried
+END_HALVINGS = 7  # the largest share of the push within END_KL is found to 1 / 2^END_HALVINGS
 # The push adds this number to the logits of the end-of-reply tokens for each step of TasteModel.shorter. The
 # user expects an effect of a reason on the next reply. The fit of the taste model needs more ratings.
 STATED_END = 1.5
@@ -210,25 +210,35 @@ class TastePush:
 
 
 def limit_ends(logits: np.ndarray, adapter: MicroLoRA, probe: KLProbe) -> tuple[np.ndarray, float]:
-    """Scale down a push on end-of-reply tokens until these tokens have a KL of at most END_KL. Return the
-    scaled logits and this KL. The KL includes the part of lora_b that comes from the gradients of rated
-    replies. The function does not scale that part.
+    """Scale down a push on end-of-reply tokens to the largest size with which these tokens have a KL of at
+    most END_KL. Return the scaled logits and this KL. The KL includes the part of lora_b that comes from the
+    gradients of rated replies. The function does not scale that part.
 
     logits: [A], for each movable token the logits that the push adds; 0 for all but end-of-reply tokens
     """
     rated = np.zeros((adapter.rank, logits.size + 1), np.float32)
     ends = probe.coordinates.ends
     rated[:, ends] = block_of(adapter, stored_evidence(adapter, probe), probe)[:, ends]
-    tried: list[tuple[float, float]] = []
-    for share in END_SHARES if logits.any() else END_SHARES[:1]:
+
+    def kl_at(share: float) -> float:
         both = rated.copy()
         both[0, :-1] += share * logits / probe.reading
-        tried.append((_block_kl(both, probe), share))
-        if tried[-1][0] <= END_KL:
-            break
-    # If no share is within the limit, the share with the smallest KL is the best. A push against the rated
-    # replies has the smallest KL at its full size.
-    kl, share = tried[-1] if tried[-1][0] <= END_KL else min(tried)
+        return _block_kl(both, probe)
+
+    whole, none = kl_at(1.0), kl_at(0.0)
+    if whole <= END_KL or not logits.any():
+        return logits, whole
+    if none > END_KL:
+        # A push against the rated replies has the smallest KL at its full size.
+        kl, share = min((whole, 1.0), (none, 0.0), *((kl_at(tried), tried) for tried in (0.25, 0.5, 0.75)))
+        return share * logits, kl
+    kl, share, above = none, 0.0, 1.0
+    for _ in range(END_HALVINGS):
+        middle = (share + above) / 2
+        if (found := kl_at(middle)) <= END_KL:
+            kl, share = found, middle
+        else:
+            above = middle
     return share * logits, kl
 
 

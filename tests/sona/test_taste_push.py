@@ -345,6 +345,16 @@ def test_rated_replies_and_the_taste_share_the_room_of_the_end(tiny, probe, monk
     assert np.all(push.of(1, adapter, probe)[ends] < push.of(0, fresh(probe), probe)[ends])
 
 
+@pytest.mark.parametrize("room", [0.3, 0.5, 0.7])
+def test_the_push_of_the_end_takes_the_room_that_it_has(probe, monkeypatch, room):
+    """A user who wants short replies otherwise gets less than the limit allows."""
+    logits = end_logits(probe)
+    _, whole = taste_push.limit_ends(logits, fresh(probe), probe)
+    monkeypatch.setattr(taste_push, "END_KL", room * whole)
+    scaled, kl = taste_push.limit_ends(logits, fresh(probe), probe)
+    assert 0.9 * taste_push.END_KL < kl <= taste_push.END_KL and 0 < scaled.max() < logits.max()
+
+
 def test_a_push_against_the_rated_replies_keeps_its_size(probe, monkeypatch):
     """A taste has turned. A smaller push would leave more of the old change of the end, not less."""
     ends, evidence = probe.coordinates.ends, np.zeros((3, 2, probe.precision.size), np.float32)
