@@ -17,6 +17,8 @@ from .running_server import answer_of, root_of, server_options
 from .verb import Verb
 from .written_files import put_back, write_over
 
+MOST_NAMES = 1000  # the largest page of the server's list of models
+
 
 @click.command(cls=Verb)
 @click.argument("client", type=click.Choice(names()))
@@ -76,7 +78,7 @@ def ask_server(server: str, api_key: str | None, name: str | None) -> Served:
     """Return the server and its model. name: the name of the model, or None for the server's first model.
     Raise RuvmlxError if the server does not answer, or has no model of this name."""
     form = {"anthropic-version": "2023-06-01"}
-    answer = answer_of(server, "/v1/models", api_key, headers=form)
+    answer = answer_of(server, f"/v1/models?limit={MOST_NAMES}", api_key, headers=form)
     try:
         known = {str(model["id"]): int(model["max_input_tokens"]) for model in answer["data"]}
     except (KeyError, TypeError, ValueError):

@@ -172,6 +172,28 @@ def test_the_command_asks_the_server(house, home, shared_url):
         assert failed.exit_code and message in str(failed.exception), failed.output
 
 
+def test_each_name_of_the_server_can_be_given(house, home, open_tiny):
+    """Also if a server has more names than a page of its list."""
+    from ruvmlx.apps.server.access import Access
+    from ruvmlx.apps.server.limits import ServerLimits
+
+    from tests.server.conftest import run_server
+
+    def open_with_adapters():
+        runtime = open_tiny()
+        for number in range(30):
+            runtime.store.adapters.begin(runtime.model.fingerprint, f"a{number:02}")
+        return runtime
+
+    running = run_server(open_with_adapters, Access(), ServerLimits())
+    try:
+        name = f"{running.model}@a29"
+        made = invoke("claude", "--server", f"http://127.0.0.1:{running.port}", "--name", name)
+        assert made.exit_code == 0 and json.loads(made.stdout)["env"]["ANTHROPIC_MODEL"] == name, made.output
+    finally:
+        running.stop()
+
+
 def test_each_path_of_a_client_is_put_back(house, home, shared_url, monkeypatch):
     """A variable moves the client's file; a record of an older program counts, too."""
     url, _ = shared_url
