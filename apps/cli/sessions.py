@@ -184,7 +184,9 @@ def export_session(session_id: str, form: str | None, out: Path | None, as_json:
 
     store = _store(reading=True)
     session_id = store.chats.find(session_id)
-    if as_json or form == "json" or (form is None and out is not None and writes_json(out)):
+    if form is None and out is not None and out.suffix:
+        form = "json" if writes_json(out) else "md"
+    if form == "json" or (as_json and (out is None or form is None)):
         text = json.dumps(whole(store, session_id), indent=1) + "\n"
     else:
         text = as_markdown(store, session_id)

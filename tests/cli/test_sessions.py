@@ -170,6 +170,9 @@ def test_sessions_to_files_and_back(run, chats, tmp_path):
     back = json.loads(run("sessions", "import", str(target), "--json")[1])
     assert back["turns"] == 2 and back["title"] == "And of lions?"
     markdown = run("sessions", "export", "last")[1]
+    for name, more in (("a.md", ()), ("b.json", ("--format", "md")), ("c", ("--format", "md"))):
+        told = json.loads(run("sessions", "export", "last", "--json", "-o", str(tmp_path / name), *more)[1])
+        assert told["file"] == str(tmp_path / name) and (tmp_path / name).read_text() == markdown
     assert "## Assistant\n\nA lion roars at night.\n" in markdown and "\nroar\n" not in markdown
     assert run("sessions", "import", str(tmp_path / "none"))[0] == 2
     target.write_text("[]")
