@@ -41,7 +41,7 @@ class ThoughtBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="th
     decides whether the model reads this thought again."""
 
     thinking: str
-    signature: str = ""
+    signature: str | None = None
 
 
 class CallBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="tool_use"):

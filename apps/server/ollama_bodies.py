@@ -44,7 +44,7 @@ class OllamaCalled(Struct, forbid_unknown_fields=True):
     """The function of an earlier tool call. index: the number of the call; the server ignores this field."""
 
     name: FunctionName
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] | None = None
     index: int | None = None
 
 
@@ -116,7 +116,7 @@ class OllamaReplyBody(Struct, forbid_unknown_fields=True, kw_only=True):
 class OllamaChatBody(OllamaReplyBody, forbid_unknown_fields=True, kw_only=True):
     """The body of POST /api/chat."""
 
-    messages: list[OllamaMessage] = []
+    messages: list[OllamaMessage] | None = None
     tools: Annotated[list[OllamaTool], Meta(max_length=MOST_TOOLS)] | None = None
 
 
@@ -249,7 +249,7 @@ def conversation(messages: Sequence[OllamaMessage], tag: str | None) -> list[Mes
 
 
 def _call(made: OllamaCall, call_id: str) -> dict[str, Any]:
-    function = {"name": made.function.name, "arguments": made.function.arguments}
+    function = {"name": made.function.name, "arguments": made.function.arguments or {}}
     return {"id": made.id or call_id, "type": "function", "function": function}
 
 

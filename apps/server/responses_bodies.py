@@ -48,7 +48,7 @@ class InputItem(Struct, forbid_unknown_fields=True):
     tool call (call_id, output). The chat template decides whether the model reads a thought again. The fields
     `id`, `status` and `phase` do not change the reply."""
 
-    type: Literal["message", "reasoning", "function_call", "function_call_output"] = "message"
+    type: Literal["message", "reasoning", "function_call", "function_call_output"] | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: str | Parts | None = None
     call_id: str | None = None
@@ -61,6 +61,11 @@ class InputItem(Struct, forbid_unknown_fields=True):
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     phase: Literal["commentary", "final_answer"] | None = None
+
+    @property
+    def kind(self) -> str:
+        """The item's type; an item without a type is a message."""
+        return self.type or "message"
 
 
 # These are the fields that an item of each type must have, and the fields that the item can have besides the
@@ -142,9 +147,9 @@ def conversation(body: ResponsesBody, tag: str | None, before: Sequence[InputIte
     thought = ""
     for at, item in enumerate([*before, *items_of(body)], -len(before)):
         _check(item, f"input[{at}]")
-        if item.type == "reasoning":
+        if item.kind == "reasoning":
             thought = _joined_parts(item.content)
-        elif item.type == "function_call_output":
+        elif item.kind == "function_call_output":
             found.append(_result(item, f"input[{at}]", names))
             thought = ""
         else:
@@ -158,7 +163,7 @@ def _add_said(turns: list[Message], item: InputItem, thought: str, tag: str, nam
     call."""
     role = "system" if item.role in ("system", "developer") else item.role or "assistant"
     content, calls = _joined_parts(item.content), []
-    if item.type == "function_call":
+    if item.kind == "function_call":
         call_id, name = str(item.call_id), full_name(item.namespace, str(item.name))
         names[call_id] = name
         calls = [earlier_call(call_id, name, str(item.arguments))]
@@ -178,14 +183,14 @@ def _result(item: InputItem, place: str, names: dict[str, str]) -> Message:
 def _check(item: InputItem, place: str) -> None:
     """Raise ApiError if the item has a field that its type cannot have, or if a field is missing that its
     type needs."""
-    needed = _NEEDED[item.type]
+    needed = _NEEDED[item.kind]
     for name in item.__struct_fields__:
         given = getattr(item, name) is not None
         if name in needed and not given:
-            message = f"{place}.{name}: an item of type {item.type} needs this field."
+            message = f"{place}.{name}: an item of type {item.kind} needs this field."
             raise ApiError(400, message, f"{place}.{name}", "invalid_combination")
-        if given and name not in (*needed, *_ALLOWED.get(item.type, ()), *_ANY):
-            message = f"{place}.{name}: an item of type {item.type} does not have this field."
+        if given and name not in (*needed, *_ALLOWED.get(item.kind, ()), *_ANY):
+            message = f"{place}.{name}: an item of type {item.kind} does not have this field."
             raise ApiError(400, message, f"{place}.{name}", "invalid_combination")
 
 

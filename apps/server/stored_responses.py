@@ -166,7 +166,9 @@ def _items_with_ids(response_id: str, items: Sequence[InputItem]) -> list[Listed
         if isinstance(item.content, str):
             is_reply = item.role == "assistant"
             fields["content"] = [OutputText(item.content, [], []) if is_reply else InputText(item.content)]
-        found.append(ListedItem(**fields | {"id": id, "status": item.status or "completed"}))
+        found.append(
+            ListedItem(**fields | {"id": id, "type": item.kind, "status": item.status or "completed"})
+        )
     return found
 
 

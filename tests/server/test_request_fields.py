@@ -4,9 +4,11 @@ import json
 import types
 import typing
 
+import msgspec
 import pytest
 from ruvmlx.apps.server.anthropic_bodies import CountBody, MessagesBody
-from ruvmlx.apps.server.bodies import ChatBody, CompletionBody, EmbeddingBody
+from ruvmlx.apps.server.app import ENDPOINTS
+from ruvmlx.apps.server.bodies import ChatBody, CompletionBody, EmbeddingBody, ToolTurn
 from ruvmlx.apps.server.llama_cpp_bodies import InfillBody
 from ruvmlx.apps.server.ollama_bodies import (
     OllamaChatBody,
@@ -257,3 +259,41 @@ def test_an_effort_of_a_model_that_does_not_think(roomy, kind, field, name, stre
     answer = ask(roomy, kind, body)
     assert answer.status == 200, answer.body
     assert answer.headers["x-ruvmlx-ignored"].split(", ") == [name]
+
+
+def _structs(kind, found):
+    """Collect the structs of a body, with those inside its fields."""
+    parts = typing.get_args(kind)
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind not in found:
+        found.add(kind)
+        parts = typing.get_type_hints(kind, include_extras=True).values()
+    for part in parts:
+        _structs(part, found)
+    return found
+
+
+def test_null_is_the_same_as_a_missing_field():
+    """For every field of every body that a client may leave out."""
+    kinds = set().union(*(_structs(endpoint.body, set()) for endpoint in ENDPOINTS))
+    assert {ChatBody, ToolTurn} <= kinds
+    for kind in kinds:
+        types = typing.get_type_hints(kind, include_extras=True)
+        for field in msgspec.structs.fields(kind):
+            if not field.required:
+                msgspec.convert(None, types[field.name])
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/api/chat", {"messages": None}),
+        ("/api/chat", {"messages": [*HI, {"role": "assistant", "tool_calls": [
+            {"function": {"name": "look", "arguments": None}}]}, {"role": "tool", "content": "noon"}]}),
+        ("/v1/messages/count_tokens", {"messages": [*HI, {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "a", "signature": None}, {"type": "text", "text": "b"}]}]}),
+        ("/v1/responses/input_tokens", {"input": [{"type": None, **HI[0]}]}),
+    ],
+)  # fmt: skip
+def test_a_null_of_a_client(shared, path, fields):
+    answer = shared.ask("POST", path, {"model": shared.model, **fields})
+    assert answer.status == 200, answer.body
