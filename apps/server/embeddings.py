@@ -15,6 +15,7 @@ from .bodies import EmbeddingBody
 from .endpoint import Answer, Call, Endpoint
 from .errors import ApiError
 from .model_pool import EMBEDDING
+from .serving import plain_name
 
 
 class EmbeddingRow(Struct):
@@ -73,7 +74,7 @@ async def embedder_name(call: Call) -> str:
     the name of the model that computes the vectors. Raise ApiError, 404, if the request names an adapter that
     does not exist."""
     name: str = call.body.model
-    if name == EMBEDDING:
+    if plain_name(name) == EMBEDDING:
         return call.serving.model_name
     await call.serving.adapter_of(name, None, call.salt)
     return name

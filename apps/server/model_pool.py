@@ -30,7 +30,7 @@ from .idle import IdleWork
 from .installed import InstalledModels
 from .memory_look import look_between
 from .memory_share import MemoryShare, PooledModel, plan_bytes
-from .serving import ModelFacts, Serving
+from .serving import ModelFacts, Serving, plain_name
 
 T = TypeVar("T")
 LOOK_EVERY = 0.02  # seconds between two checks whether a model can be closed to free memory
@@ -130,7 +130,7 @@ class ModelPool:
         """Return the model that a request names as NAME or NAME@ADAPTER. Raise ApiError, 404, if there is no
         model of this name. embeds: True if the name can also be EMBEDDING."""
         found: Mapping[str, Facts] = {}
-        if embeds and name.removesuffix(":latest") == EMBEDDING:
+        if embeds and plain_name(name) == EMBEDDING:
             name = _embedder_name(self._models, await self.installed_models())
         if self._known_model(name) is None:
             found = await self.installed_models()
@@ -366,7 +366,7 @@ class ModelPool:
 def _spellings(name: str) -> list[str]:
     """Return all model names that the text in a request's field `model` can mean: the text itself, the text
     without ollama's tag `:latest`, and the text without `@ADAPTER`."""
-    plain = name.removesuffix(":latest")
+    plain = plain_name(name)
     return list(
         dict.fromkeys([name, plain, *(text.rpartition("@")[0] for text in (name, plain) if "@" in text)])
     )

@@ -158,17 +158,12 @@ class OllamaShowBody(Struct, forbid_unknown_fields=True):
     verbose: bool | None = None
 
 
-def plain_name(model: str) -> str:
-    """Return the name of the model without `:latest`, which is ollama's tag for the newest version."""
-    return model.removesuffix(":latest")
-
-
 def reply_body(body: OllamaReplyBody) -> ReplyBody:
     """Return the options for the reply as a ReplyBody, which has the fields that the endpoints for replies
     share."""
     options = body.options or OllamaOptions()
     return ReplyBody(
-        model=plain_name(body.model),
+        model=body.model,
         stop=options.stop,
         seed=None if options.seed == -1 else options.seed,
         temperature=options.temperature,

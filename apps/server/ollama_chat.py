@@ -24,7 +24,6 @@ from .ollama_bodies import (
     form_of,
     is_last_use,
     limit_of,
-    plain_name,
     reply_body,
     thought_of,
     tools_of,
@@ -283,7 +282,7 @@ async def _load_answer(call: Call, body: OllamaReplyBody, words: Words) -> Answe
     model."""
     closes = is_last_use(body.keep_alive)
     if not closes:
-        await call.serving.adapter_of(plain_name(body.model), None, call.salt)
+        await call.serving.adapter_of(body.model, None, call.salt)
     answer = OllamaAnswer(
         model=body.model,
         created_at=now(),

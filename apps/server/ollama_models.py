@@ -22,8 +22,7 @@ from .errors import ApiError
 from .gaps import gap_tokens
 from .memory_looks import look_at_model
 from .memory_share import PooledModel
-from .model_pool import EMBEDDING
-from .ollama_bodies import OllamaEmbedBody, OllamaEmbeddingsBody, OllamaShowBody, is_last_use, plain_name
+from .ollama_bodies import OllamaEmbedBody, OllamaEmbeddingsBody, OllamaShowBody, is_last_use
 from .ollama_chat import CLIENTS
 from .serving import ModelFacts
 
@@ -148,7 +147,7 @@ async def show(call: Call) -> Answer:
     if name is None:
         raise ApiError(400, "model: this field is required.", "model", "missing_required_parameter")
     found = await call.models.find(name)
-    await call.models.check_adapter(found, plain_name(name), call.salt)
+    await call.models.check_adapter(found, name, call.salt)
     model = await call.models.look(found, lambda runtime: runtime.model)
     if model is None:
         model = await asyncio.to_thread(load_model, found.serving.host.holder.model)
@@ -186,12 +185,11 @@ async def embed(call: Call) -> Answer:
     begun = time.monotonic_ns()
     if is_last_use(body.keep_alive):
         call.models.close_later(await call.models.find(body.model, embeds=True))
-    asked = EmbeddingBody(plain_name(body.model), body.input, dimensions=body.dimensions)
+    asked = EmbeddingBody(body.model, body.input, dimensions=body.dimensions)
     found = await embed_texts(replace(call, body=asked), asked, is_cut=body.truncate is not False)
     vectors = [list(map(float, row.embedding)) for row in found.data]
-    name = found.model if asked.model == EMBEDDING else body.model
     total = time.monotonic_ns() - call.arrived
-    return OllamaVectors(name, vectors, found.usage.prompt_tokens, total, begun - call.arrived)
+    return OllamaVectors(found.model, vectors, found.usage.prompt_tokens, total, begun - call.arrived)
 
 
 async def embed_one(call: Call) -> Answer:

@@ -253,6 +253,8 @@ class Serving:
         Raise ApiError, 404, if the server has no model or adapter of this name, and ApiError, 400, if the two
         fields name different adapters.
         """
+        if not self.has_name(model):
+            model = plain_name(model)
         name, at, named = (model, "", "") if self.has_name(model) else model.rpartition("@")
         if not self.has_name(name):
             message = f"model: this server has {self.model_name}; GET /v1/models lists its names."
@@ -271,6 +273,11 @@ class Serving:
     def has_name(self, name: str) -> bool:
         """Return True if `name` is the model's name or its alias."""
         return name == self.model_name or (name != "" and name == self.alias)
+
+
+def plain_name(model: str) -> str:
+    """Return the name of the model without `:latest`, which is ollama's tag for the newest version."""
+    return model.removesuffix(":latest")
 
 
 def adapter_names(runtime: Runtime) -> list[str]:

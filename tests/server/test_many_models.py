@@ -432,6 +432,8 @@ def test_embedding_names_the_embedding_model_of_the_machine(serve_models, embedd
         "POST", "/v1/rerank", {"model": "embedding", "query": "sea", "documents": ["a", "b"]}
     )
     assert ranked.json["model"] == embedder and embedder in ranked.json["method"]
+    latest = running.ask("POST", "/v1/embeddings", {"model": "embedding:latest", **asked}).json
+    assert latest == found
     by_ollama = running.ask("POST", "/api/embed", {"model": "embedding:latest", **asked}).json
     assert by_ollama["model"] == embedder and len(by_ollama["embeddings"]) == 2
     assert running.ask("POST", "/api/show", {"model": embedder}).json["capabilities"] == ["embedding"]

@@ -160,6 +160,10 @@ def test_models(client, roomy):
     assert names == [roomy.model, f"{roomy.model}@none"]
     for name in [*names, f"{roomy.model}:latest"]:
         assert client.generate(name, "hello", options={"num_predict": 1}).eval_count == 1
+        for path in ("completions", "responses/input_tokens", "embeddings"):
+            asked = {"prompt": "hello", "max_tokens": 1} if path == "completions" else {"input": "hello"}
+            answer = roomy.ask("POST", f"/v1/{path}", {"model": name, **asked})
+            assert answer.status == 200, answer.body
     shown = client.show(roomy.model)
     assert shown.modelinfo["llama.context_length"] == 1536 and "tools" in shown.capabilities
     [loaded] = client.ps().models
