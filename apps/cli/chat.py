@@ -14,6 +14,7 @@ from ruvmlx.progress import Watch
 
 from .completion_values import complete_chats
 from .options import SERVER, model_options, open_runtime, resolve, sampling_options, setting_options
+from .running_server import saved_key
 from .verb import Verb
 
 if TYPE_CHECKING:
@@ -128,8 +129,7 @@ def _attach(
     url: str, key: str | None, settings: "Settings", session: str, find: str | None, replaces_system: bool
 ) -> int:
     """Run a chat with the model of a running server. replaces_system: as in `ChatOptions`."""
-    from ..attach.client import attach, is_here
-    from ..server.keys import saved_keys
+    from ..attach.client import attach
 
     if not (sys.stdin and sys.stdin.isatty() and sys.stdout and sys.stdout.isatty()):
         raise UsageError("chat --server needs a terminal; a script asks the server over HTTP.")
@@ -138,11 +138,9 @@ def _attach(
             "chat --server draws a screen, and this terminal cannot (TERM=dumb). "
             "`ruvmlx chat` without --server runs line by line."
         )
-    if key is None and is_here(url):
-        key = next(iter(saved_keys()), None)
     return attach(
         url,
-        key,
+        saved_key(url, key),
         session=session,
         find=find or "",
         system=settings.system,

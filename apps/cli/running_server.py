@@ -30,12 +30,12 @@ def server_options(function: F) -> F:
 
 def saved_key(server: str, api_key: str | None) -> str | None:
     """Return the key `api_key` if the user gave it. If the user gave no key and the server is on this
-    machine, return the first key in this machine's key file, or None if the file has no key. If the user gave
-    no key and the server is on another machine, return None."""
+    machine, return the first key of the chat app in this machine's key file, or None if the file has none. If
+    the user gave no key and the server is on another machine, return None."""
     from ..attach.client import is_here
-    from ..server.keys import saved_keys
+    from ..server.keys import saved_chat_keys
 
-    return next(iter(saved_keys()), None) if api_key is None and is_here(server) else api_key
+    return next(iter(saved_chat_keys()), None) if api_key is None and is_here(server) else api_key
 
 
 def root_of(server: str) -> str:

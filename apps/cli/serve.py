@@ -100,13 +100,14 @@ def serve(
 
 def _keys(host: str, given: Sequence[str]) -> list[str]:
     """Return the API keys that the server accepts: the keys that the user gave, or else the saved keys, or
-    else a new key. Return no keys if the user gave none and only programs on this machine can connect."""
+    else a new key. Return no keys if the user gave none and only programs on this machine can connect. A key
+    of the chat app is the first."""
     from ..server.access import is_loopback
-    from ..server.keys import check_key
+    from ..server.keys import check_key, saved_keys
 
     if given:
         return [check_key(key) for key in given]
-    return [] if is_loopback(host) else _chat_keys()
+    return [] if is_loopback(host) else [*dict.fromkeys([*_chat_keys(), *saved_keys()])]
 
 
 def _own_adapters(keys: Sequence[str], in_use: str | None) -> dict[str, str]:
@@ -123,9 +124,9 @@ def _own_adapters(keys: Sequence[str], in_use: str | None) -> dict[str, str]:
 def _chat_keys() -> list[str]:
     """Return the keys of the chat app in the data folder, where `chat --server` finds them. If the folder has
     no key, make a key."""
-    from ..server.keys import new_key, saved_keys
+    from ..server.keys import new_key, saved_chat_keys
 
-    return saved_keys() or [new_key()]
+    return saved_chat_keys() or [new_key()]
 
 
 async def _serve(

@@ -57,6 +57,11 @@ def saved_keys() -> list[str]:
     return [key for key, _ in _read_keys()]
 
 
+def saved_chat_keys() -> list[str]:
+    """Return the keys in the key file that open the chat app: those without an adapter of their own."""
+    return [key for key, adapter in _read_keys() if adapter is None]
+
+
 def own_adapters() -> dict[str, str]:
     """Return a mapping from a key to the adapter that only this key uses."""
     return {key: adapter for key, adapter in _read_keys() if adapter is not None}

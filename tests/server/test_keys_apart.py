@@ -2,6 +2,7 @@
 
 import pytest
 from ruvmlx.apps.cli import serve as serve_verb
+from ruvmlx.apps.cli.running_server import saved_key
 from ruvmlx.apps.server.keys import own_adapters, saved_keys
 
 from ruvmlx.errors import UsageError
@@ -104,6 +105,13 @@ def test_the_key_file(home):
     assert serve_verb._own_adapters([BEN], "annas") == serve_verb._own_adapters([], "annas") == {}
     with pytest.raises(UsageError, match="gives annas to one key; start with another --adapter"):
         serve_verb._own_adapters([ANNA], "annas")
+    # a key with an adapter of its own opens no chats, so the chat app has another one
+    assert serve_verb._chat_keys() == [BEN] == [saved_key("http://127.0.0.1:9", None)]
+    assert serve_verb._keys("0.0.0.0", ()) == [BEN, ANNA]
+    path.write_text(f"{ANNA} annas\n")
+    assert saved_key("http://127.0.0.1:9", None) is None
+    [made] = serve_verb._chat_keys()
+    assert made != ANNA and saved_keys() == [ANNA, made] and own_adapters() == {ANNA: "annas"}
     wrong = {f"{ANNA} a b": "3 words", f"{ANNA} none": "not the name", f"{ANNA} a/b": "adapter"}
     for line, message in wrong.items():
         path.write_text(line)
