@@ -38,6 +38,7 @@ NOTHING_TO_CHECK = (
 )
 _PLURALS = {"summary": "summaries", "reply": "replies"}  # the plurals of kinds that are not the kind with "s"
 _NS = 1_000_000_000
+_LAST = 2**63 - 1  # the last time of a row, in nanoseconds since 1970: the year 2262
 _HEX = re.compile(r"[0-9a-f]{32,}")
 _SHORT = 12  # the number of digits that a table shows of a long hexadecimal number
 _COLUMNS = (
@@ -75,13 +76,14 @@ def _store() -> "Store":
 def _filter(kinds: tuple[str, ...], since: datetime | None, until: datetime | None) -> "LogFilter":
     from ruvmlx.store.audit_log import LogFilter
 
-    return LogFilter(kinds, *(int(_seconds(day)) * _NS if day else None for day in (since, until)))
+    return LogFilter(kinds, *(_nanoseconds(day) if day else None for day in (since, until)))
 
 
-def _seconds(day: datetime) -> float:
-    """Return the seconds from 1970 to this time. Raises UsageError if the time is too far from today."""
+def _nanoseconds(day: datetime) -> int:
+    """Return the nanoseconds from 1970 to this time, or the nearest time that a row can have. Raises
+    UsageError if the time is too far from today."""
     try:
-        return day.timestamp()
+        return max(-_LAST, min(int(day.timestamp()) * _NS, _LAST))
     except (OverflowError, OSError, ValueError):
         raise UsageError(
             f"--since, --until: {day.date()} is out of range; give a date from 1970 on."
