@@ -38,7 +38,12 @@ class UnsupportedModel(RuvmlxError):
     """The files of a model are intact, but ruvmlx does not support this kind of model."""
 
 
-class PromptTooLong(UsageError):
+class BadPrompt(UsageError):
+    """The model cannot read the prompt: it is empty, it is too long, or it has a token id that the model does
+    not have."""
+
+
+class PromptTooLong(BadPrompt):
     """The prompt leaves no room for a reply in the model's context.
 
     tokens: the number of prompt tokens, or less, because a prompt is not read to its end once it is too long.

@@ -8,13 +8,13 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from ruvmlx.errors import PromptTooLong, RuvmlxError
+from ruvmlx.errors import RuvmlxError
 
 from .access import headers_of
 from .body_budget import HeldBody
 from .decoding import Decoded, decode, decode_query
 from .endpoint import Call, Endpoint, EventStream
-from .errors import ApiError, ErrorShape, InternalError, anthropic_error, api_error
+from .errors import ApiError, ErrorShape, InternalError, anthropic_error, request_error
 from .memory_share import PooledModel
 from .model_pool import ModelPool
 from .request_fields import ignored_betas
@@ -153,16 +153,9 @@ async def _send_error(sender: Sender, error: ApiError, shape: ErrorShape) -> Non
 async def _send_refusal(sender: Sender, error: RuvmlxError, body: type | None, shape: ErrorShape) -> str:
     """Send an error of ruvmlx, and return its code, or "". This is a function of its own, because a local
     variable of the frame that caught the error would keep the error, and the error keeps that frame."""
-    refusal = api_error(error)
-    if isinstance(error, PromptTooLong):
-        refusal.param = _prompt_field(body)
+    refusal = request_error(error, body)
     await _send_error(sender, refusal, shape)
     return refusal.code or ""
-
-
-def _prompt_field(body: type | None) -> str:
-    """Return the name of the field of a body that has the prompt."""
-    return next((name for name in ("messages", "input", "prompt") if hasattr(body, name)), "messages")
 
 
 def _check_media_type(headers: Mapping[str, str]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ruvmlx.errors import (
     AdapterMismatch,
+    BadPrompt,
     CacheTooLarge,
     Interrupted,
     MemoryBusy,
@@ -35,6 +36,7 @@ TYPES = {
     429: "rate_limit_error",
 }
 ANTHROPIC_TYPES = {**TYPES, 408: "timeout_error", 413: "request_too_large", 503: "overloaded_error"}
+PROMPTS = ("messages", "input", "prompt", "content")  # the names of the fields that have the prompt
 RETRY_SECONDS = 1  # seconds: the default of the header Retry-After, for errors that pass with time
 
 
@@ -110,7 +112,7 @@ def api_error(error: RuvmlxError, param: str | None = None) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, PromptTooLong):
-        return _too_long(error)
+        return _too_long(error, param or "messages")
     status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
     code = next((code for kind, code in _CODES if isinstance(error, kind)), None)
     if isinstance(error, CacheTooLarge):
@@ -118,14 +120,21 @@ def api_error(error: RuvmlxError, param: str | None = None) -> ApiError:
     return ApiError(status, str(error), param if status == 400 else None, code)
 
 
-def _too_long(error: PromptTooLong) -> ApiError:
+def request_error(error: RuvmlxError, body: Any) -> ApiError:
+    """Return the ApiError for an error of a request. If the model cannot read the prompt, the ApiError has
+    the name of the body's field with the prompt. body: the body of the request, or its struct."""
+    prompt = next((name for name in PROMPTS if hasattr(body, name)), None)
+    return api_error(error, prompt if isinstance(error, BadPrompt) else None)
+
+
+def _too_long(error: PromptTooLong, param: str) -> ApiError:
     """Return the error for a prompt that is too long. Coding agents look for the words of this error and then
     shorten the conversation. Agents that use Anthropic's form also read the two numbers of tokens in the
     message."""
     return ApiError(
         400,
         f"This model's maximum context length is {error.limit + 1} tokens: {error}",
-        "messages",
+        param,
         "context_length_exceeded",
         f"prompt is too long: {error.tokens} tokens > {error.limit} maximum",
     )

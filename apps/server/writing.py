@@ -15,7 +15,7 @@ from ruvmlx.models.text.tool_calls import ParsedCall
 
 from .bodies import ReplyBody
 from .endpoint import Call
-from .errors import ApiError, api_error, busy
+from .errors import ApiError, busy, request_error
 from .serving import Serving
 from .splitting import CallPiece, NewCalls, SplitText, joined_calls
 
@@ -206,7 +206,7 @@ async def _pump(
                 arrived.put_nowait(part)
     except RuvmlxError as error:
         arrived.put_nowait(
-            _client_error(call.serving, error).with_traceback(None)
+            _client_error(call, error).with_traceback(None)
         )  # the traceback of a raised error would keep this frame alive
     except Exception as error:  # noqa: BLE001 - the task that waits for the reply handles it
         arrived.put_nowait(error)
@@ -244,13 +244,13 @@ async def _parts(
         yield ReplyPart(index, last.thought, last.text, logprobs, prompt, response, last.calls)
 
 
-def _client_error(serving: Serving, error: RuvmlxError) -> ApiError:
+def _client_error(call: Call, error: RuvmlxError) -> ApiError:
     """Return an error of the runtime as an ApiError for the client. If the cause is a lack of memory, the
     ApiError has the time after which memory can be free."""
-    found = api_error(error)
+    found = request_error(error, call.body)
     if isinstance(error, MemoryBusy):
         taken = max(1, error.budget - error.free)
-        found.seconds = serving.times.until_free((error.need - error.free) / taken)
+        found.seconds = call.serving.times.until_free((error.need - error.free) / taken)
     return found
 
 

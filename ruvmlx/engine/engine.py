@@ -8,7 +8,7 @@ ratings learn.
 from collections.abc import Iterator
 
 from ..backends.base import Backend, HeadAdapter
-from ..errors import PromptTooLong, UsageError
+from ..errors import BadPrompt, PromptTooLong, UsageError
 from ..kv.disk import CacheFolder
 from ..kv.policy import TierPolicy
 from ..models.config.model import Model, writes_nothing
@@ -48,8 +48,9 @@ class LLMInferenceEngine:
         self.sessions = SessionManager(backend, policy, folder=folder, model=model_key(model))
 
     def prompt_ids(self, request: GenerationRequest) -> list[int]:
-        """Return the token ids of the prompt. Raises UsageError if the prompt is empty, does not fit the
-        context, or has a token id that the model does not have, and if the model writes no text."""
+        """Return the token ids of the prompt. Raises BadPrompt if the prompt is empty, does not fit the
+        context, or has a token id that the model does not have, and UsageError if the model writes no
+        text."""
         if not self.model.shape.writes:
             raise UsageError(writes_nothing(self.model.name))
         tokenizer, limit = self.model.tokenizer, self.model.context
@@ -59,7 +60,7 @@ class LLMInferenceEngine:
             # a reply to instructions alone is allowed, as OpenAI's server allows it
             said = [m for m in request.messages if m.role != "system"] or request.messages
             if not any(m.content.strip() for m in said):
-                raise UsageError("the prompt is empty; give some text.")
+                raise BadPrompt("the prompt is empty; give some text.")
             ids = tokenizer.encode_chat(
                 request.messages,
                 thinking=request.thinking,
@@ -71,7 +72,7 @@ class LLMInferenceEngine:
             )
         else:
             if not (request.prompt or "").strip():
-                raise UsageError("the prompt is empty; give some text.")
+                raise BadPrompt("the prompt is empty; give some text.")
             ids = tokenizer.encode(request.prompt or "", most=limit)
         if len(ids) >= limit:
             raise PromptTooLong(len(ids), limit - 1, self.model.name)
@@ -80,9 +81,9 @@ class LLMInferenceEngine:
     def _checked_ids(self, input_ids) -> list[int]:
         ids, vocab = [int(i) for i in input_ids], self.model.shape.vocab_size
         if not ids:
-            raise UsageError("the prompt is empty; give some token ids.")
+            raise BadPrompt("the prompt is empty; give some token ids.")
         if min(ids) < 0 or max(ids) >= vocab:
-            raise UsageError(f"token ids run from 0 to {vocab - 1}; got {min(ids)} to {max(ids)}.")
+            raise BadPrompt(f"token ids run from 0 to {vocab - 1}; got {min(ids)} to {max(ids)}.")
         return ids
 
     def run(

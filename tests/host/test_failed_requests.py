@@ -39,7 +39,8 @@ def test_a_refused_request_is_one_row_without_words(runtime):
     """Empty, too long, no tokens asked for, a wrong adapter: one row each, and the log still agrees."""
     size = runtime.model.context
     refused = {
-        "UsageError": [greedy_request(" "), greedy_request(n=0), greedy_request(adapter_id="a/b")],
+        "BadPrompt": [greedy_request(" ")],
+        "UsageError": [greedy_request(n=0), greedy_request(adapter_id="a/b")],
         "PromptTooLong": [greedy_request("secretword " * size)],
     }
     for error, requests in refused.items():
@@ -124,7 +125,7 @@ async def test_a_failed_request_of_a_server_is_a_row(open_tiny, tiny_backend):
     said = await asyncio.gather(*map(error_of, requests))
     noted = await host.call(failures)
     assert [noted[request.request_id]["error"] for request in requests] == said
-    assert said == ["UsageError", "UsageError", "StoreBusy"]
+    assert said == ["BadPrompt", "UsageError", "StoreBusy"]
     await host.close()
     tiny_backend.set_lora(None)
 

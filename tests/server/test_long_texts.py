@@ -10,6 +10,8 @@ from ruvmlx.models.text import tokenizer_bpe
 from ruvmlx.models.text.tokenizer_base import BRIEF, LETTERS
 from ruvmlx.sona import embedding
 
+from .conftest import CHAT_KEY
+
 WORDS = str.split("the sea and the ship went over a stone wall while rain fell on grey roofs of the old town")
 
 
@@ -187,3 +189,33 @@ def test_short_texts_have_the_vectors_of_questions(shared, open_tiny):
         for text in ("hello", text_of(100)):
             state = embedding.read_question(runtime.backend, runtime.model.tokenizer, text)
             np.testing.assert_allclose(runtime.embed([text])[0], whitened(state), atol=1e-4)
+
+
+WORDS_TOO_MANY = "word " * 3000
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": WORDS_TOO_MANY}]}, "messages"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": ""}]}, "messages"),
+        ("/v1/completions", {"prompt": WORDS_TOO_MANY}, "prompt"),
+        ("/v1/completions", {"prompt": WORDS_TOO_MANY, "stream": True}, "prompt"),
+        ("/v1/completions", {"prompt": [5] * 3000}, "prompt"),
+        ("/v1/completions", {"prompt": ""}, "prompt"),
+        ("/v1/completions", {"prompt": [[]]}, "prompt"),
+        ("/v1/completions", {"prompt": [10**6]}, "prompt"),
+        ("/v1/responses", {"input": WORDS_TOO_MANY}, "input"),
+        ("/v1/responses", {"input": [{"type": "reasoning"}], "stream": True}, "input"),
+        ("/v1/responses/input_tokens", {"input": WORDS_TOO_MANY}, "input"),
+        ("/v1/responses/input_tokens", {"input": ""}, "input"),
+        ("/api/generate", {"prompt": WORDS_TOO_MANY}, "prompt"),
+        ("/api/generate", {"prompt": " "}, "prompt"),
+        ("/v1/chats", {"content": WORDS_TOO_MANY}, "content"),
+    ],
+)
+def test_a_prompt_that_cannot_be_read_is_named(shared, path, body, field):
+    """By its field in the body of this endpoint."""
+    refused = shared.ask("POST", path, {"model": shared.model, **body}, x_api_key=CHAT_KEY)
+    error = refused.json if path.startswith("/api") else refused.json["error"]
+    assert refused.status == 400 and error["param"] == field, error
