@@ -5,15 +5,17 @@ A request needs a key of the chat app. No web page except the server's own page 
 endpoints of this module (`Endpoint.is_private`).
 """
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ruvmlx.engine.types import GenerationRequest
-from ruvmlx.errors import NotFound, StoreError
+from ruvmlx.errors import NotFound, RuvmlxError, StoreError
 from ruvmlx.models.text.thinking import Thought, split
 from ruvmlx.runtime import Runtime
 
@@ -21,6 +23,7 @@ from .bodies import ReplyBody, Words
 from .endpoint import Answer, Call, Endpoint, EventStream, PlainText, Waiting
 from .errors import ApiError
 from .openai_answers import DONE, ReplyId, event, failed_event
+from .serving import Serving
 from .writing import check_room, reply_parts, requests_for
 
 SHOWN = 200  # the maximum number of chats in a list, and of results of a search
@@ -222,25 +225,38 @@ def _question(runtime: Runtime, body: SayBody, like: GenerationRequest) -> Gener
 
 async def _events(call: Call, like: GenerationRequest) -> AsyncGenerator[bytes, None]:
     """Save the message, and yield the reply as events. Before, reserve the place of one reply, so that a
-    message without a reply is not saved. If an error ends the reply before its first text, take the message
-    back, because two messages of the user must not follow each other. like: as in `_question`."""
+    message without a reply is not saved. If an error, or the leaving of the client, ends the reply before its
+    first text, take the message back, because two messages of the user must not follow each other. like: as
+    in `_question`."""
     serving = call.serving
     check_room(serving, 1)
     with serving.reserving():
-        request = await serving.host.call_between(lambda runtime: _question(runtime, call.body, like))
+        saving = asyncio.ensure_future(
+            serving.host.call_between(lambda runtime: _question(runtime, call.body, like))
+        )
+        take_back = partial(_take_back, serving, saving)
+        try:
+            request = await asyncio.shield(saving)
+        except asyncio.CancelledError:  # the client has left, and the message can be saved after this line
+            serving.start(take_back())
+            raise
     chat = str(request.session_id)
-    has_text = False
-    try:
-        async with aclosing(reply_parts(call, [request], has_room=True)) as parts:
-            async for part in parts:
-                is_last, has_text = part.response is not None, has_text or bool(part.text or part.thought)
-                yield event(ChatEvent(chat, request.request_id, part.text, part.thought, is_last or UNSET))
-    except ApiError:
-        if not has_text and request.question_id is not None:
-            question = request.question_id
-            await serving.host.call_between(lambda runtime: runtime.store.messages.take_back(chat, question))
-        raise
+    parts = reply_parts(call, [request], has_room=True, unanswered=take_back)
+    async with aclosing(parts):
+        async for part in parts:
+            is_last = part.response is not None
+            yield event(ChatEvent(chat, request.request_id, part.text, part.thought, is_last or UNSET))
     yield DONE
+
+
+async def _take_back(serving: Serving, saving: Awaitable[GenerationRequest]) -> None:
+    """Take a message back that has no reply, or only an empty one. If this fails, for example because the
+    store is busy, the message stays. saving: the request for the reply, when the message is saved."""
+    with suppress(RuvmlxError):
+        request = await saving
+        chat, question = str(request.session_id), request.question_id
+        if question is not None:
+            await serving.host.call_between(lambda runtime: runtime.store.chats.take_back(chat, question))
 
 
 ENDPOINTS = [

@@ -4,7 +4,7 @@ arrive, or returns whole replies."""
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -142,13 +142,20 @@ def check_room(serving: Serving, count: int) -> None:
 
 
 async def reply_parts(
-    call: Call, requests: Requests, raw: bool = False, new_calls: NewCalls = None, has_room: bool = False
+    call: Call,
+    requests: Requests,
+    raw: bool = False,
+    new_calls: NewCalls = None,
+    has_room: bool = False,
+    unanswered: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncGenerator[ReplyPart, None]:
     """Yield the parts of all replies as they arrive. If the caller stops the iteration, all replies end.
     Raise the errors of `check_room`, unless `has_room` says that the caller has called it.
 
     raw: True if the thought stays in the text of the answer; the thought also stays there if the client has
-    begun the reply. new_calls: a function that makes the parser of tool calls, or None.
+    begun the reply. new_calls: a function that makes the parser of tool calls, or None. unanswered: a
+    function that is called for each reply that an error, or the leaving of the client, ends before its first
+    text.
     """
     serving, arrived = call.serving, asyncio.Queue[ReplyPart | Exception]()
     if not has_room:
@@ -156,7 +163,7 @@ async def reply_parts(
     with serving.answering(requests):
         for index, request in enumerate(requests):
             text = SplitText(raw or bool(request.opening), new_calls)
-            serving.start(_pump(call, index, request, arrived, text))
+            serving.start(_pump(call, index, request, arrived, text, unanswered))
         unfinished = len(requests)
         while unfinished:
             part = await arrived.get()
@@ -197,14 +204,19 @@ async def _pump(
     request: GenerationRequest,
     arrived: "asyncio.Queue[ReplyPart | Exception]",
     text: SplitText,
+    unanswered: Callable[[], Awaitable[None]] | None,
 ) -> None:
     """Read the chunks of one reply to its end, and put its parts into the queue `arrived`. If the client
-    leaves, `request.cancel` is set, and the reply ends early."""
+    leaves, `request.cancel` is set, and the reply ends early. unanswered: as in `reply_parts`."""
+    has_text = False
     try:
         with call.serving.times.reply():
             async for part in _parts(call, index, request, text):
+                has_text = has_text or bool(part.text or part.thought)
                 arrived.put_nowait(part)
     except RuvmlxError as error:
+        if unanswered is not None and not has_text:
+            await unanswered()
         arrived.put_nowait(
             _client_error(call, error).with_traceback(None)
         )  # the traceback of a raised error would keep this frame alive

@@ -312,6 +312,11 @@ class Chats:
                 pass
         return self.clean_index(seconds)
 
+    def take_back(self, session_id: str, message_id: int) -> None:
+        """Commit the deletion of a question that has no reply, or only an empty one, and of this reply."""
+        with self._db.transaction():
+            self._replies.erase(*self._messages.take_back(session_id, message_id))
+
     def clean_index(self, seconds: float) -> bool:
         """Continue to remove deleted words from the search index, for about this many seconds. Then empty the
         log, also if the index needs more time. Returns True if the deleted words are gone from all files."""

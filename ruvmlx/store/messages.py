@@ -2,8 +2,9 @@
 
 import json
 import math
+import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -341,27 +342,31 @@ class Messages:
 
     # -- deletion ------------------------------------------------------------------------------------
 
-    def take_back(self, session_id: str, message_id: int) -> None:
-        """Delete a message that no other message follows, for example a question without a reply. If the
-        chat then has no message, it has no title."""
-        is_last = "NOT EXISTS (SELECT 1 FROM messages WHERE parent = ?1)"
-        with self._db.transaction():
-            row = self._db.row(
-                f"SELECT parent FROM messages WHERE id = ?1 AND session_id = ?2 AND {is_last}",
-                message_id,
-                session_id,
-            )
-            if row is None:
-                return
+    def take_back(self, session_id: str, message_id: int) -> list[str]:
+        """Delete a question that has no reply, or only an empty one, with this reply. If the chat then has no
+        message, it has no title. Returns the ids of the replies that no chat shows any more. Call inside a
+        transaction."""
+        rows = self._db.rows(
+            "SELECT id, parent, content, reply_id FROM messages WHERE session_id = ?1 AND"
+            " (id = ?2 OR parent = ?2) ORDER BY id DESC",
+            session_id,
+            message_id,
+        )
+        replies = [row for row in rows if row["id"] != message_id]
+        later = "SELECT 1 FROM messages WHERE parent IN (SELECT value FROM json_each(?))"
+        has_later = self._db.row(later, json.dumps([row["id"] for row in replies])) is not None
+        if not rows or has_later or any(row["content"] for row in replies):
+            return []
+        for row in rows:
             move = "UPDATE sessions SET head = ? WHERE id = ? AND head = ?"
-            self._db.execute(move, row["parent"], session_id, message_id)
-            self._db.execute("DELETE FROM messages WHERE id = ?", message_id)
-            self._db.execute(
-                "UPDATE sessions SET title = '' WHERE id = ?1"
-                " AND NOT EXISTS (SELECT 1 FROM messages WHERE session_id = ?1)",
-                session_id,
-            )
-            self._index.mark()
+            self._db.execute(move, row["parent"], session_id, row["id"])
+        unseen = self._delete(rows)
+        self._db.execute(
+            "UPDATE sessions SET title = '' WHERE id = ?1"
+            " AND NOT EXISTS (SELECT 1 FROM messages WHERE session_id = ?1)",
+            session_id,
+        )
+        return unseen
 
     def delete_newest(self, session_id: str, count: int) -> list[str] | None:
         """Delete a chat's newest messages, at most `count`. Returns the ids of the replies that no chat shows
@@ -375,15 +380,16 @@ class Messages:
             session_id,
             count,
         )
+        return self._delete(rows) if rows else None
+
+    def _delete(self, rows: Sequence[sqlite3.Row]) -> list[str]:
+        """Delete messages. Return the ids of their replies that no chat shows any more."""
         for row in rows:
             self._db.execute("DELETE FROM messages WHERE id = ?", row["id"])
-        if rows:
-            self._index.mark()
+        self._index.mark()
         shown = dict.fromkeys(row["reply_id"] for row in rows if row["reply_id"] is not None)
-        return [id_ for id_ in shown if not self._is_shown(id_)] if rows else None
-
-    def _is_shown(self, reply_id: str) -> bool:
-        return self._db.row("SELECT 1 FROM messages WHERE reply_id = ?", reply_id) is not None
+        is_shown = "SELECT 1 FROM messages WHERE reply_id = ?"
+        return [id_ for id_ in shown if self._db.row(is_shown, id_) is None]
 
 
 def _with_branch_number(row: MessageRow, tree: Tree) -> MessageRow:

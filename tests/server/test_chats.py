@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import re
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -117,17 +119,70 @@ def test_a_client_that_leaves_keeps_its_text(serve):
     """What was written until then is in the chat."""
     running = serve()
     running.slow_down()
-    data = json.dumps({"model": running.model, "content": "hello", "temperature": 0}).encode()
+    with begun(running, "hello") as connection:
+        while not re.search(rb'"text":"[^"]', connection.recv(4096)):
+            pass
+    running.wait_until(lambda: running.serving.writing == 0)
+    running.wait_until(lambda: get(running, "/v1/chats").json["chats"][0]["turns"] == 2)
+
+
+def begun(running, text, **fields):
+    """A connection that has said something in a chat and has read nothing yet."""
+    data = json.dumps({"model": running.model, "content": text, "temperature": 0, **fields}).encode()
     head = (
         "POST /v1/chats HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Authorization: Bearer {CHAT_KEY}\r\nContent-Length: {len(data)}\r\n\r\n"
     )
-    with running.connect() as connection:
-        connection.sendall(head.encode() + data)
-        while b'"text"' not in connection.recv(4096):
-            pass
-    running.wait_until(lambda: running.serving.writing == 0)
-    running.wait_until(lambda: get(running, "/v1/chats").json["chats"][0]["turns"] == 2)
+    connection = running.connect()
+    connection.sendall(head.encode() + data)
+    return connection
+
+
+def test_a_question_whose_client_leaves_before_the_reply_is_not_stored(serve, monkeypatch):
+    """The page takes it back. Neither the question nor its empty reply is left, in no table."""
+    running = serve()
+    chat = say(running, "hello")[0]["chat"]
+    submit = running.serving.host.submit
+
+    async def submit_later(request, session_id=None):
+        while not request.cancel.is_set():
+            await asyncio.sleep(0.01)
+        async for chunks in submit(request, session_id):
+            yield chunks
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running.serving.host, "submit", submit_later)
+        for known in (chat, None):
+            with begun(running, "a zebra", chat=known):
+                running.wait_until(lambda: running.serving.writing == 1)
+            running.wait_until(lambda: running.serving.writing == 0)
+    assert running.ask("POST", "/v1/chats/search", {"words": "zebra"}, **KEY).json == {"hits": []}
+    assert [card["id"] for card in get(running, "/v1/chats").json["chats"]] == [chat]
+    say(running, "and you?", chat=chat)
+    messages = get(running, f"/v1/chats/{chat}").json["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant"] * 2
+    count = "SELECT count(*) FROM replies"
+    assert in_runtime(running, lambda runtime: runtime.store.db.value(count)) == 2
+
+
+def test_a_client_that_leaves_while_its_question_is_saved_leaves_none(serve):
+    """The runtime saves the question after its client has left."""
+    running = serve()
+    leave_now, saved = threading.Event(), threading.Event()
+
+    def hold(runtime):
+        leave_now.set()
+        saved.wait(20)
+
+    waiting = asyncio.run_coroutine_threadsafe(running.serving.host.call_between(hold), running.loop)
+    leave_now.wait(20)
+    with begun(running, "a zebra"):
+        running.wait_until(lambda: running.serving.waiting == 1)
+    running.wait_until(lambda: running.serving.calls == 0)
+    saved.set()
+    waiting.result(20)
+    running.wait_until(lambda: running.serving.waiting == 0)
+    assert running.ask("POST", "/v1/chats/search", {"words": "zebra"}, **KEY).json == {"hits": []}
 
 
 def test_a_refused_message_is_not_stored(serve):

@@ -43,7 +43,7 @@ def test_the_messages_of_a_branch_are_those_of_one_moment(store, chat, monkeypat
 
         def read_and_take_back(sql, *args):
             found = rows(sql, *args)
-            other.messages.take_back(chat, last)
+            other.chats.take_back(chat, last)
             return found
 
         monkeypatch.setattr(store.db, "rows", read_and_take_back)
