@@ -63,8 +63,8 @@ def list_sessions(folder: str | None, as_json: bool) -> None:
     ★ marks a pinned chat. The words before › are the chat's folder. Where a command needs an ID, the first
     letters of the ID are enough, and `last` is the chat used last.
     """
-    every = _store(reading=True).chats.all()
-    rows = [session_facts(s) for s in every if folder in (None, s.folder)]
+    every, folder = _store(reading=True).chats.all(), folder and one_line(folder)
+    rows = [session_facts(s) for s in every if folder in (None, one_line(s.folder))]
     rows.sort(key=lambda row: not row["pinned"])
     if as_json:
         print_json(rows)

@@ -86,10 +86,12 @@ def test_a_title_has_words_and_no_folder_is_called_none(run, chats):
     """As in the chat, the name none takes a chat out of its folder."""
     code, _, err = run("sessions", "rename", chats[0], " ")
     assert code == 2 and "the title is empty" in err
-    for name, kept in (("Work", "Work"), ("none", "")):
+    for name, kept in (("Work", "Work"), ("My  work ", "My work"), ("none", "")):
         assert run("sessions", "folder", chats[0], name)[0] == 0
         rows = json.loads(run("sessions", "ls", "--json")[1])
         assert next(row["folder"] for row in rows if row["id"] == chats[0]) == kept
+        listed = json.loads(run("sessions", "ls", "--folder", name, "--json")[1])
+        assert [row["id"] for row in listed] == ([chats[0]] if kept else [])
 
 
 def test_a_pinned_chat_is_listed_first_and_is_not_the_last_used(run, chats):
