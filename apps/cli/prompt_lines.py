@@ -5,6 +5,7 @@
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from ruvmlx.text import one_line
 MAX_LINE_BYTES = 8 << 20  # the maximum number of bytes of a line; usual contexts hold less text
 NUMBERS = {field.name for field in fields(Sampling)} - {"logit_bias"}
 WHOLE = {name for name, kind in ReplyOptions.__annotations__.items() if kind is int}
+HALF = re.compile("[\ud800-\udfff]")  # a lone surrogate, which no text has
 FIELDS = {"id", "prompt", "messages", *NUMBERS, *NO_SAMPLING}
 
 
@@ -85,6 +87,8 @@ def _parse_line(raw: bytes, number: int) -> PromptLine:
         given = None
     if not isinstance(given, dict):
         return PromptLine(number, None, {}, 'the line is no JSON object such as {"id": 1, "prompt": "..."}.')
+    if HALF.search(json.dumps(given, ensure_ascii=False)):
+        return PromptLine(number, None, {}, "the line has half of a character (a lone surrogate).")
     id_ = given.get("id", number)
     if not isinstance(id_, str | int) or isinstance(id_, bool):
         return PromptLine(number, None, {}, f"id is {one_line(repr(id_))}; it must be a text or a number.")

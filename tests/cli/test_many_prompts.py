@@ -137,6 +137,9 @@ def test_a_wrong_line_is_one_line_of_the_results(prompts, answer):
         '{"prompt": "a", "max_tokens": 0}': "max-tokens is 0",
         '{"prompt": "a", "adapter": "wrok"}': "no adapter 'wrok'",
         '{"prompt": ""}': "empty",
+        '{"prompt": "\\ud800"}': "half of a character",
+        '{"messages": [{"role": "user", "content": "a \\udc00"}]}': "half of a character",
+        '{"id": "\\ud83d", "prompt": "a"}': "half of a character",
         '{"id": [2], "prompt": "a"}': "id is [2]",
         json.dumps({"prompt": "word " * 500}): "the prompt is",
     }
