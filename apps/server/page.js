@@ -211,18 +211,35 @@ function showPlain(place, text) {
   place.textContent = text;
 }
 
+/* Divide elements into groups whose texts one request to /v1/markdown can have. */
+function groupsOf(places) {
+  const groups = [];
+  let letters = 0;
+  for (const place of places) {
+    const more = place.textContent.length;
+    if (!groups.length || groups.at(-1).length === 500 || letters + more > 262144) {
+      groups.push([]);
+      letters = 0;
+    }
+    groups.at(-1).push(place);
+    letters += more;
+  }
+  return groups;
+}
+
 /* Replace plain text by the HTML that the server makes of its Markdown. The model cannot add HTML. */
 async function render(places) {
-  if (!places.length) return;
-  try {
-    const texts = places.map((place) => place.textContent);
-    const made = (await (await ask("POST", "/v1/markdown", { texts })).json()).html;
-    follow(() => places.forEach((place, i) => {
-      place.replaceChildren(...new DOMParser().parseFromString(made[i], "text/html").body.childNodes);
-      place.classList.remove("plain");
-      for (const link of place.querySelectorAll("a")) { link.target = "_blank"; link.rel = "noopener noreferrer"; }
-    }));
-  } catch { /* Keep the plain text. */ }
+  for (const group of groupsOf(places)) {
+    try {
+      const texts = group.map((place) => place.textContent);
+      const made = (await (await ask("POST", "/v1/markdown", { texts })).json()).html;
+      follow(() => group.forEach((place, i) => {
+        place.replaceChildren(...new DOMParser().parseFromString(made[i], "text/html").body.childNodes);
+        place.classList.remove("plain");
+        for (const link of place.querySelectorAll("a")) { link.target = "_blank"; link.rel = "noopener noreferrer"; }
+      }));
+    } catch { /* Keep the plain text. */ }
+  }
 }
 
 /* Yield the data of each server-sent event. */

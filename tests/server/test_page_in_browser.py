@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from ruvmlx.store import MessageRow
+
 from . import browser
 from .conftest import CHAT_KEY
 
@@ -229,3 +231,24 @@ def test_a_long_reply_is_followed(window, serve):
     window.run("scrollTo(0, 0)")
     window.run("follow(() => at('turns').append(make('p', '', 'more')))")
     assert window.run("return scrollY") == 0
+
+
+@pytest.mark.parametrize(("replies", "letters"), [(600, 10), (3, 100_000)])
+def test_a_long_chat_is_shown_as_markdown(window, serve, replies, letters):
+    """Of more texts, or of more letters, than one request to /v1/markdown may have."""
+    running = serve()
+
+    def fill(runtime):
+        rows = [
+            MessageRow(role, text, None, None, None, 2 * i + at, 2 * i + at - 1 or None)
+            for i in range(replies)
+            for at, (role, text) in enumerate((("user", "q"), ("assistant", f"**a** {'b' * letters}")), 1)
+        ]
+        runtime.store.chats.add("m", None, "long", rows, rows[-1].id)
+
+    ask_runtime(running, fill)
+    open_with_key(window, running)
+    window.wait(lambda: titles(window) == ["long"])
+    window.click("#chats .open")
+    window.wait(lambda: len(texts(window)) == 2 * replies)
+    window.wait(lambda: window.run("return document.querySelectorAll('.text strong').length") == replies)
