@@ -118,20 +118,26 @@ def _codex(served: Served) -> ClientFile:
     """Return a profile of Codex. The profile has a file of its own, so the user's own settings of Codex stay
     the same."""
     text = f"""\
-model = {json.dumps(served.model)}
+model = {_quote_text(served.model)}
 model_provider = "ruvmlx"
 model_context_window = {served.context}
 model_auto_compact_token_limit = {served.prompt}
 
 [model_providers.ruvmlx]
 name = "ruvmlx"
-base_url = {json.dumps(f"{served.url}/v1")}
+base_url = {_quote_text(f"{served.url}/v1")}
 wire_api = "responses"
-experimental_bearer_token = {json.dumps(served.key)}
+experimental_bearer_token = {_quote_text(served.key)}
 stream_idle_timeout_ms = {CODEX_IDLE_MS}
 """
     path = _home("CODEX_HOME", ".codex") / "ruvmlx.config.toml"
     return ClientFile(path, text, _start("codex --profile ruvmlx", CODEX_PROMPT, served), lambda before: text)
+
+
+def _quote_text(text: str) -> str:
+    """Return a text in quotes, for TOML and YAML. Neither of them reads JSON's two escapes of one character
+    beyond U+FFFF."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _continue(served: Served) -> ClientFile:
@@ -142,9 +148,9 @@ schema: v1
 models:
   - name: ruvmlx
     provider: openai
-    model: {json.dumps(served.model)}
-    apiBase: {json.dumps(f"{served.url}/v1")}
-    apiKey: {json.dumps(served.key)}
+    model: {_quote_text(served.model)}
+    apiBase: {_quote_text(f"{served.url}/v1")}
+    apiKey: {_quote_text(served.key)}
     defaultCompletionOptions:
       contextLength: {served.context}
       maxTokens: {served.reply}
@@ -175,8 +181,8 @@ def _open_webui(served: Served) -> ClientFile:
 def _llm(served: Served) -> ClientFile:
     text = f"""\
 - model_id: ruvmlx
-  model_name: {json.dumps(served.model)}
-  api_base: {json.dumps(f"{served.url}/v1")}
+  model_name: {_quote_text(served.model)}
+  api_base: {_quote_text(f"{served.url}/v1")}
   api_key_name: ruvmlx
   supports_schema: true
   supports_tools: true

@@ -115,6 +115,19 @@ def test_codex_reads_its_file(house):
     assert provider["stream_idle_timeout_ms"] == 1000 * ServerLimits().reply_seconds
 
 
+@pytest.mark.parametrize("client", ["codex", "continue", "llm"])
+def test_a_model_can_have_any_name(house, client):
+    """Also characters that JSON writes as two escapes, which neither TOML nor YAML joins again."""
+    name = 'modèle "😀" \\ 2'
+    text = client_of(client, Served(SERVED.url, SERVED.key, name, 8192)).text
+    if client == "codex":
+        assert tomllib.loads(text)["model"] == name
+    else:
+        yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+        found = yaml.safe_load(text)
+        assert name == (found["models"][0]["model"] if client == "continue" else found[0]["model_name"])
+
+
 def test_llm_reads_its_file(house, monkeypatch):
     """llm itself lists the model, also where XDG_CONFIG_HOME moves its folder."""
     pytest.importorskip("llm", reason="the dependency group `clients` is not installed")
