@@ -17,7 +17,8 @@ def idle_work_of(models: ModelPool) -> str:
 
 async def look_at(models: ModelPool) -> MemoryLook:
     """Ask each open model with `look_at_model`, and return the sums of the answers, with the adapter of the
-    first open model."""
+    first open model. If no model is open, the adapter is that with which the server's first model was
+    closed."""
     found = [await look_at_model(models, model) for model in models.open_models]
     looks = [look for look in found if look is not None]
     if len(looks) == 1:
@@ -25,7 +26,8 @@ async def look_at(models: ModelPool) -> MemoryLook:
     kinds = ("model", "kv", "adapters", "kv_budget")
     sums = {kind: sum(getattr(look.held, kind) for look in looks) for kind in kinds}
     held = MemoryUse(**sums, resident=resident(), peak=peak(), budget=total_memory())
-    adapter = looks[0].adapter if looks else None
+    last = models.first.serving.last_look
+    adapter = looks[0].adapter if looks else last and last.adapter
     purposes = sum_purposes([look.purposes for look in looks], held.resident)
     tuning = sum_tuning([look.tuning for look in looks])
     return MemoryLook(held, purposes, sum(look.waiting for look in looks), adapter, tuning)

@@ -293,6 +293,8 @@ class ModelPool:
         """Close a model. why: the reason, for the log. The caller must hold the lock `_turn`."""
         serving = model.serving
         serving.unloaded = True
+        with contextlib.suppress(RuvmlxError):
+            serving.last_look = await look_between(serving.host)
         try:
             await serving.host.release()
         except RuvmlxError as error:  # for example, the store is busy; the model is closed even so

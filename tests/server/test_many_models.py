@@ -333,11 +333,13 @@ def test_ollamas_keep_alive_and_ps(serve_models):
     assert [m["model"] for m in running.ask("GET", "/api/ps").json["models"]] == [A, B]
     running.ask("POST", "/api/chat", {"model": B, **hello, "keep_alive": 0})
     running.wait_until(lambda: open_names(running) == [A], 60)
+    adapter = running.ask("GET", "/v1/status").json["adapter"]
     done = running.ask("POST", "/api/generate", {"model": A, "keep_alive": "0s", "stream": False}).json
     assert done["done_reason"] == "unload"
     running.wait_until(lambda: open_names(running) == [], 60)
     assert running.ask("POST", "/api/show", {"model": A}).json["model_info"]["llama.block_count"] == 32
-    assert running.ask("GET", "/v1/status").json["memory"]["model_bytes"] == 0
+    status = running.ask("GET", "/v1/status").json
+    assert status["memory"]["model_bytes"] == 0 and status["adapter"] == adapter == "default@0"
     assert ask(running, A).status == 200 and open_names(running) == [A]
 
 
