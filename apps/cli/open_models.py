@@ -41,8 +41,10 @@ def ps(server: str, api_key: str | None, as_json: bool) -> None:
 
 def _row(model: dict[str, Any]) -> tuple[str, ...]:
     taken, limit = size(model["model_bytes"] + model["kv_bytes"]), model["kv_limit_bytes"]
-    if model["replies"] or model["requests"]:
+    if model["replies"]:
         now = f"writes {text_output.count(model['replies'], 'reply', 'replies')}"
+    elif model["requests"]:
+        now = f"answers {text_output.count(model['requests'], 'request')}"
     else:
         now = f"idle for {model['idle_seconds']:.0f} s"
     adapter = (model["adapter"] or "none").replace("@", ", version ")

@@ -13,6 +13,7 @@ from ruvmlx.apps.attach import route
 from ruvmlx.apps.attach.client import Link
 from ruvmlx.apps.bench.random_model import make
 from ruvmlx.apps.cli import cli
+from ruvmlx.apps.cli.open_models import _row as ps_row
 from ruvmlx.apps.server import model_pool
 from ruvmlx.apps.server.access import Access
 from ruvmlx.apps.server.installed import InstalledModels
@@ -298,6 +299,21 @@ def test_the_verbs_ask_the_server(serve_models, tmp_path):
     failed = CliRunner().invoke(cli, ["stop", "lmstudio:tests/twoo", *at])
     assert failed.exit_code and "Did you mean" in str(failed.exception)
     assert not ended and "stops" in CliRunner().invoke(cli, ["stop", *at]).output and ended
+
+
+@pytest.mark.parametrize(
+    ("requests", "replies", "now"),
+    [
+        (0, 0, "idle for 2 s"),
+        (1, 1, "writes 1 reply"),
+        (1, 0, "answers 1 request"),
+        (0, 2, "writes 2 replies"),
+    ],
+)
+def test_ps_says_what_a_model_does(requests, replies, now):
+    """Embeddings and counts of tokens are requests without a reply."""
+    row = {"model": A, "adapter": None, "model_bytes": 1, "kv_bytes": 0, "kv_limit_bytes": 0}
+    assert ps_row(row | {"requests": requests, "replies": replies, "idle_seconds": 2.0})[-1] == now
 
 
 def test_a_model_that_nobody_uses_is_closed(serve_models, monkeypatch):
