@@ -89,7 +89,8 @@ async def vectors_of(
     host, letters = call.serving.host, sum(map(len, texts.values()))
     ids = await host.encode(lambda runtime: _encode_texts(runtime, texts, is_cut), letters)
     vectors = await host.call_in_slices(
-        lambda runtime: embedding.vectors(runtime.store, runtime.model, runtime.backend, ids)
+        lambda runtime: embedding.vectors(runtime.store, runtime.model, runtime.backend, ids),
+        lambda: call.serving.stopping,
     )
     tokens = sum(map(len, ids))
     call.facts["prompt_tokens"] = tokens

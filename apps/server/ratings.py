@@ -78,7 +78,9 @@ async def rate(call: Call) -> Answer:
             )
         )
         if answer is None:
-            await host.call_in_slices(lambda runtime: _measure(runtime, body, call.salt))
+            await host.call_in_slices(
+                lambda runtime: _measure(runtime, body, call.salt), lambda: serving.stopping
+            )
             answer = await host.call_between(lambda runtime: learn(runtime, body, call.salt))
     call.serving.metrics.add("ruvmlx_ratings_total", kind="rating" if body.rating else "preference")
     return answer

@@ -26,7 +26,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar, cast
 
 from ..engine.types import Chunk, GenerationRequest
-from ..errors import ModelClosed
+from ..errors import Interrupted, ModelClosed
 from ..platform.bounded_process import stop_requests
 from ..progress import QUIET, Watch
 from ..runtime import Runtime
@@ -110,15 +110,21 @@ class Host:
         self.cancel_idle()
         return await self._run(lambda: work(self.holder.opened_runtime))
 
-    async def call_in_slices(self, begin: Callable[[Runtime], Generator[None, None, T]]) -> T:
+    async def call_in_slices(
+        self,
+        begin: Callable[[Runtime], Generator[None, None, T]],
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> T:
         """Run the generator begin(runtime) in the runtime's thread, in slices from one `yield` to the next.
         If replies are in progress, wait after each slice as long as the slice took, so that the replies go
-        on."""
+        on. Raises Interrupted after a slice if should_stop() is True."""
         work = await self.call(begin)
         while True:
             seconds, ended, result = await self.call(lambda _: _slice(work))
             if ended:
                 return cast(T, result)
+            if should_stop():
+                raise Interrupted("ruvmlx was stopped before the work ended.")
             if self._is_thread_busy:
                 await asyncio.sleep(seconds)
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -219,3 +220,25 @@ def test_a_prompt_that_cannot_be_read_is_named(shared, path, body, field):
     refused = shared.ask("POST", path, {"model": shared.model, **body}, x_api_key=CHAT_KEY)
     error = refused.json if path.startswith("/api") else refused.json["error"]
     assert refused.status == 400 and error["param"] == field, error
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/embeddings", {"input": "a"}), ("/v1/rerank", {"query": "a", "documents": ["b"]})],
+)
+def test_the_end_of_the_server_ends_embeddings_at_once(serve, monkeypatch, path, body):
+    """So that the client gets an answer, and the server does not wait ten seconds for it."""
+    running = serve()
+
+    def endless(*_):
+        while True:
+            time.sleep(0.01)
+            yield
+
+    monkeypatch.setattr(embedding, "vectors", endless)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(running.ask, "POST", path, {"model": running.model, **body})
+        running.wait_until(lambda: running.serving.calls == 1)
+        running.loop.call_soon_threadsafe(running.serving.stop)
+        answer = asked.result(5)
+    assert (answer.status, answer.error["code"]) == (503, "stopping")
