@@ -151,6 +151,7 @@ async def _serve(
     from ..server.model_pool import ModelPool
     from ..server.requestlog import RequestLog
     from ..server.serving import Serving
+    from ..server.spare_memory import spare_memory_returned
     from ..server.web import web_server
 
     def opens(model: str | None, adapter: str | None, watch: Watch) -> Any:
@@ -169,7 +170,8 @@ async def _serve(
         try:
             with watching() as watch:
                 await model_host.open(watch)
-            async with models.running(), IdleWork(serving, settings.learn_when_idle).running():
+            idle_work = IdleWork(serving, settings.learn_when_idle)
+            async with models.running(), idle_work.running(), spare_memory_returned():
                 _announce(serving, _url(host, sock), access, as_json, host in ("0.0.0.0", "::"))
                 await server.serve(sockets=[sock])
         finally:
