@@ -28,6 +28,8 @@ _TOOL_TYPE = re.compile(r"tools\[\d+\](\.tools\[\d+\])?\.type")
 _HALF_CHARACTER = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
+# query fields of OpenAI's clients that change nothing; the clients write brackets after the name of a list
+_UNUSED_QUERY = frozenset({"include", "include[]"})
 _MISSING = re.compile(r"Object missing required field `(?P<field>.*)`", re.DOTALL)
 _DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
 
@@ -82,9 +84,11 @@ def _decoded_in_steps(data: bytes, kind: type[B]) -> Decoded[B]:
 
 
 def decode_query(data: bytes, kind: type[Q]) -> Q:
-    """Return the query string of a URL as a struct. Raise ApiError, 400, if a field is wrong or occurs twice.
-    Only the error for a wrong field has the field's name."""
+    """Return the query string of a URL as a struct. The function ignores the fields of _UNUSED_QUERY. Raise
+    ApiError, 400, if a field is wrong or occurs twice. Only the error for a wrong field has the field's
+    name."""
     pairs = parse_qsl(data.decode("latin-1"), keep_blank_values=True)
+    pairs = [pair for pair in pairs if pair[0] not in _UNUSED_QUERY]
     known = {field.name for field in msgspec.structs.fields(kind)}
     names = [name for name, _ in pairs if name in known]
     if len({*names}) < len(names):

@@ -138,6 +138,9 @@ def test_the_items_that_a_response_was_written_for(serve):
             assert [item.id for item in listed(second.json["id"], limit=size)] == [
                 item.id for item in found[::-1]
             ]
+        # the client sends its list as include[], once for each item
+        included = ["message.input_image.image_url", "reasoning.encrypted_content"]
+        assert list(listed(second.json["id"], order="asc", include=included)) == found
     place = f"{path(second)}/input_items"
     page = running.ask("GET", f"{place}?limit=2&order=asc").json
     assert page["has_more"] and [page["first_id"], page["last_id"]] == [item.id for item in found[:2]]
@@ -155,6 +158,7 @@ def test_the_items_that_a_response_was_written_for(serve):
         ("order=best", 400, "order"),
         ("before=x", 400, "before"),
         ("after=nothing", 404, "after"),
+        ("include[]=x&before=x", 400, "before"),
         ("limit=3&limit=4", 400, None),
     ],
 )
