@@ -159,9 +159,9 @@ class Replies:
             if route is not None:
                 self._routes.add(route)
 
-    def get(self, reply_id: str) -> ReplyRow:
+    def get(self, reply_id: str, verb: str = "rate") -> ReplyRow:
         """Return a reply by its id, by a unique beginning of the id, or by "last". Raises NotFound if no
-        reply or several replies match."""
+        reply or several replies match. verb: the verb for the error message, for example "forget"."""
         select = f"SELECT {columns(ReplyRow)} FROM replies "
         if reply_id == "last":
             rows = self._db.rows(select + "ORDER BY seq DESC LIMIT 1")
@@ -170,9 +170,9 @@ class Replies:
             beginning = "WHERE substr(id, 1, ?) = ? LIMIT 2"
             rows = rows or self._db.rows(select + beginning, len(reply_id), reply_id)
         if not rows and reply_id == "last":
-            raise NotFound("there is no reply to rate yet; `ruvmlx chat` or `ruvmlx generate` makes one.")
+            raise NotFound(f"there is no reply to {verb} yet; `ruvmlx chat` or `ruvmlx generate` makes one.")
         if not rows or not reply_id:
-            raise NotFound(f"no reply {reply_id!r} to rate; `ruvmlx generate --json` prints a reply_id.")
+            raise NotFound(f"no reply {reply_id!r} to {verb}; `ruvmlx generate --json` prints a reply_id.")
         if len(rows) > 1:
             raise NotFound(f"{reply_id!r} is the beginning of more than one reply id; give more of it.")
         return _from_columns(ReplyRow(**rows[0]))

@@ -40,6 +40,14 @@ def test_without_a_chat_the_last_one_is_told_to_be_missing(run):
     assert code == 1 and err == "ruvmlx: there is no chat yet; `ruvmlx chat` begins one.\n"
 
 
+def test_without_a_reply_there_is_none_to_forget(run):
+    """Nobody who forgets a reply reads of ratings."""
+    code, _, err = run("sessions", "forget", "last")
+    assert code == 1 and err.startswith("ruvmlx: there is no reply to forget yet;")
+    code, _, err = run("sessions", "forget", "unknown")
+    assert code == 1 and err.startswith("ruvmlx: no reply 'unknown' to forget;")
+
+
 @pytest.fixture
 def chats(home):
     """A store with two chats; the second one has two alternative replies."""
