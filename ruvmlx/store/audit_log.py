@@ -122,10 +122,10 @@ class Witness:
         return {row["kind"]: row["n"] for row in self._db.rows(sql, *values)}
 
     def number(self, beginning: str) -> int | None:
-        """Return the number of the row whose hash has this beginning. Return None if no row's hash begins
-        so."""
+        """Return the number of the row whose hash has this beginning, in small or capital letters. Return
+        None if no row's hash begins so."""
         sql = "SELECT seq FROM witness WHERE substr(hash, 1, ?) = ? ORDER BY seq LIMIT 1"
-        found = self._db.value(sql, len(beginning), beginning)
+        found = self._db.value(sql, len(beginning), beginning.lower())
         return None if found is None else int(found)
 
     def check(self) -> Chain:

@@ -134,6 +134,7 @@ def test_verify_names_the_row_that_was_changed(run, filled):
 def test_verify_finds_a_hash_that_was_kept_elsewhere(run, filled):
     head = shown(run, "verify")["head"]
     assert shown(run, "verify", "--has", head[:16])["has"] == 30
+    assert shown(run, "verify", "--has", head[:16].upper())["has"] == 30
     code, _, err = run("log", "verify", "--has", "0" * 20)
     assert code == 1 and "not the log" in err
     code, _, err = run("log", "verify", "--has", "0")
