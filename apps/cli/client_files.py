@@ -3,6 +3,7 @@ running `ruvmlx serve`."""
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,11 @@ CODEX_IDLE_MS = 3_600_000
 # the share of the tokens beside the reply that a client's prompt can take; below 1, because clients count
 # with another model's tokenizer
 MARGIN = 0.95
+# the name `ruvmlx` of a model in llm's YAML file: plain or in quotes, in a line that is no comment
+_LLM_MODEL = re.compile(
+    r"""^(?![ \t]*#).*(?<![\w-])model_id["']?[ \t]*:[ \t]*(["']?)ruvmlx\1[ \t]*(?:[,}\r]|[ \t]#|$)""",
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True)
@@ -192,7 +198,7 @@ def _llm(served: Served) -> ClientFile:
     path = Path(folder) / "extra-openai-models.yaml"
 
     def add_model(before: str) -> str:
-        if "model_id: ruvmlx" in before:
+        if _LLM_MODEL.search(before):
             raise UsageError(f"{path} has a model `ruvmlx` already; take it out first.")
         return before + ("\n" if before and not before.endswith("\n") else "") + text
 

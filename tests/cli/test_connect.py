@@ -85,6 +85,32 @@ def test_a_file_that_changed_is_left_alone(house, tmp_path):
         made.merged_text()
 
 
+@pytest.mark.parametrize(
+    ("own", "is_there"),
+    [
+        ("- model_id: ruvmlx-old\n", False),
+        ("- model_id: ruvmlx old\n", False),
+        ("- model_id: mine\n# - model_id: ruvmlx\n", False),
+        ("- my_model_id: ruvmlx\n", False),
+        ("- model_name: x\n  model_id:   ruvmlx   # mine\n", True),
+        ("- model_id: ruvmlx", True),
+        ("- model_id: 'ruvmlx'\r\n", True),
+        ('- {"model_id": "ruvmlx", model_name: x}\n', True),
+        ("- {model_name: x, model_id: ruvmlx}\n", True),
+    ],
+)
+def test_a_file_of_llm_that_has_the_model_is_left_alone(house, own, is_there):
+    """A model whose name only begins so is another one."""
+    made = client_of("llm", SERVED)
+    made.path.parent.mkdir(parents=True)
+    made.path.write_bytes(own.encode())
+    if is_there:
+        with pytest.raises(UsageError, match="has a model `ruvmlx` already"):
+            made.merged_text()
+    else:
+        assert made.merged_text() == own + made.text
+
+
 def test_a_file_of_windows_comes_back_with_its_line_ends(house, tmp_path):
     made, record, own = client_of("llm", SERVED), tmp_path / "x.json", b"- model_id: mine\r\n"
     made.path.parent.mkdir(parents=True)
