@@ -46,7 +46,8 @@ class JSONSpan:
 
 class CallObject:
     """A parser of the object {"name": ..., "arguments": {...}} that arrives in pieces. The keys can have any
-    order.
+    order. If the object has the arguments twice, under either key, the first ones count, because the caller
+    may have reported them.
 
     name: the function's name; None until the parser has read the name
     bad: True if the object is not a tool call
@@ -60,7 +61,7 @@ class CallObject:
         self._pending = ""  # text that the parser has not read yet
         self._key = self._read = ""  # the current key, and the text of its value that was read
         self._arguments = ""
-        self._had_arguments = False
+        self._had_arguments = self._read_arguments = False
         self.name: str | None = None
         self.raw = ""
         self.bad = self.begun = False
@@ -111,7 +112,8 @@ class CallObject:
     def _read_value(self, value: JSONSpan) -> bool:
         n = value.feed(self._pending)
         self._read += self._pending[:n]
-        is_arguments, is_object = self._key in _ARGUMENTS, self._read.startswith("{")
+        is_arguments = self._key in _ARGUMENTS and not self._read_arguments
+        is_object = self._read.startswith("{")
         if is_arguments and is_object:
             self._arguments += self._pending[:n]
         self._pending = self._pending[n:]
@@ -122,6 +124,7 @@ class CallObject:
             self.bad = not self.name
         elif is_arguments and not is_object:  # some models write the arguments object as a JSON string
             self._arguments += _string(self._read) or ""
+        self._read_arguments |= is_arguments and (is_object or bool(_string(self._read)))
         self._value = None
         return True
 
