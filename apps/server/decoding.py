@@ -13,7 +13,10 @@ from .request_fields import is_unused, reason_of, take_unused
 B = TypeVar("B")
 Q = TypeVar("Q", bound=msgspec.Struct)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`", re.DOTALL)
-_FLOAT = "got `float`"
+# the error of the library for a float in the place of an integer, with the path of that place
+_FLOAT = re.compile(r"Expected `(?:[^`]* )?int(?: [^`]*)?`, got `float` - at `\$(?P<path>[^`]+)`")
+_ITEM = re.compile(r"\[[^]]*\]")
+_STEP = re.compile(r"\.(?P<name>[^.\[]+)|\[\]")
 # what a field may be, if the error of the library does not say it
 _HINTS = {
     "rating": "a rating is up, down, or 1 to 5",
@@ -70,17 +73,25 @@ def needs_fields(kind: type) -> bool:
 
 
 def _decoded_in_steps(data: bytes, kind: type[B]) -> Decoded[B]:
+    """Decode a body that does not fit its struct as it is: without the unused fields, and with an integer in
+    each place where the struct wants an integer and the body has a float such as 2.0. JSON does not
+    distinguish the two types. Other floats stay, for example in the schema of a tool.
+
+    The library reports one place at a time. All items of a list are one place, so there are few turns.
+    """
     value = msgspec.json.decode(data)
     ignored = take_unused(value, kind)
-    try:
-        return Decoded(msgspec.convert(value, kind), ignored)
-    except msgspec.ValidationError as error:
-        if _FLOAT not in str(error):
-            _refuse(str(error), kind)
-    try:
-        return Decoded(msgspec.convert(_whole(value), kind), ignored)
-    except msgspec.ValidationError as error:
-        _refuse(str(error), kind)
+    changed = set[str]()
+    while True:
+        try:
+            return Decoded(msgspec.convert(value, kind), ignored)
+        except msgspec.ValidationError as error:
+            found = _FLOAT.fullmatch(str(error))
+            path = _ITEM.sub("[]", found["path"]) if found else ""
+            if not path or path in changed:
+                _refuse(str(error), kind)
+        changed.add(path)
+        _make_integers(value, [step["name"] for step in _STEP.finditer(path)])
 
 
 def decode_query(data: bytes, kind: type[Q]) -> Q:
@@ -99,14 +110,22 @@ def decode_query(data: bytes, kind: type[Q]) -> Q:
         _refuse(str(error), kind)
 
 
-def _whole(value: Any) -> Any:
-    """Change floats without a fraction, for example 2.0, into integers, because JSON does not distinguish the
-    two types."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
+def _make_integers(value: Any, steps: list[str | None]) -> None:
+    """Change the floats without a fraction at a path into integers. steps: the names of the path's fields;
+    None for all items of a list or an object."""
+    name, *rest = steps
     if isinstance(value, list):
-        return [_whole(item) for item in value]
-    return {name: _whole(item) for name, item in value.items()} if isinstance(value, dict) else value
+        keys: list[Any] = list(range(len(value))) if name is None else []
+    elif isinstance(value, dict):
+        keys = [key for key in value if name in (None, key)]
+    else:
+        return
+    for key in keys:
+        item = value[key]
+        if rest:
+            _make_integers(item, rest)
+        elif isinstance(item, float) and item.is_integer():
+            value[key] = int(item)
 
 
 def _refuse(message: str, kind: type) -> NoReturn:

@@ -4,7 +4,9 @@ import json
 
 import pytest
 from ruvmlx.apps.server import completions
-from ruvmlx.apps.server.bodies import ChatBody
+from ruvmlx.apps.server.anthropic_bodies import MessagesBody
+from ruvmlx.apps.server.bodies import ChatBody, CompletionBody, RatingBody
+from ruvmlx.apps.server.decoding import decode
 from ruvmlx.apps.server.errors import ApiError
 from ruvmlx.apps.server.request_fields import WOULD_CHANGE
 
@@ -80,6 +82,29 @@ def test_whole_numbers_may_have_a_point(shared):
     """JSON knows one kind of number."""
     assert shared.chat(max_tokens=2.0, n=1.0, seed=3e0).status == 200
     assert shared.chat(max_tokens=2.0, n=1.0, seed=3.5).error["param"] == "seed"
+
+
+def test_a_number_without_a_fraction_stays_a_float_where_no_field_wants_an_integer():
+    """Of the schemas and inputs of tools, every value keeps its type."""
+    schema = {"type": "object", "properties": {"x": {"minimum": 1.0, "enum": [2.0, 3]}}}
+    call = {"type": "tool_use", "id": "a", "name": "w", "input": {"max_tokens": 2.0, "n": [1.0, 2]}}
+    asked = {"model": "m", "max_tokens": 5.0, "top_k": 1.0, "temperature": 1.0}
+    asked["tools"] = [{"name": "w", "input_schema": schema}]
+    asked["messages"] = [{"role": "assistant", "content": [call]}, {"role": "user", "content": "so?"}]
+    body = decode(json.dumps(asked).encode(), MessagesBody).body
+    assert repr((body.max_tokens, body.top_k)) == "(5, 1)"
+    assert repr(body.tools[0].input_schema) == repr(schema)
+    assert repr(body.messages[0].content[0].input) == repr(call["input"])
+
+
+def test_a_list_of_ids_may_have_floats_without_a_fraction():
+    asked = {"model": "m", "prompt": [1.0, 2, [3.0, 4]], "max_tokens": 1.0, "logit_bias": {"5": 2.0}}
+    body = decode(json.dumps(asked).encode(), CompletionBody).body
+    assert repr((body.prompt, body.max_tokens)) == "([1, 2, [3, 4]], 1)"
+    with pytest.raises(ApiError) as refused:
+        decode(json.dumps({**asked, "prompt": [1.0, 2.5]}).encode(), CompletionBody)
+    assert refused.value.param == "prompt[1]"
+    assert repr(decode(b'{"id": "a", "rating": 4.0}', RatingBody).body.rating) == "4"
 
 
 @pytest.mark.parametrize(
