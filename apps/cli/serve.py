@@ -44,7 +44,8 @@ PORT = int(SERVER.rpartition(":")[2])
 @click.option("--port", type=WholeNumber(0, 65535), default=PORT, show_default=True, help="0: any free one.")
 @click.option(
     "--api-key", multiple=True, envvar="RUVMLX_API_KEY", metavar="KEY",
-    help="Ask for this key; may be given several times. Beyond this machine, a key is always asked for.",
+    help="Ask for this key; may be given several times. Beyond this machine, a key is always asked for. "
+    "A line KEY ADAPTER in the file api_keys gives a key an adapter of its own; such a key opens no chats.",
 )  # fmt: skip
 @click.option("--allow-host", multiple=True, metavar="NAME", help="A name of this machine that clients use.")
 @click.option("--allow-origin", multiple=True, metavar="ORIGIN", help="A web page that may ask, or *.")

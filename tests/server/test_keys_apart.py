@@ -1,5 +1,8 @@
 """What belongs to one API key is not there for another: replies, ratings, the last requests, an adapter."""
 
+from pathlib import Path
+
+import click
 import pytest
 from ruvmlx.apps.cli import serve as serve_verb
 from ruvmlx.apps.cli.running_server import saved_key
@@ -117,3 +120,14 @@ def test_the_key_file(home):
         path.write_text(line)
         with pytest.raises(UsageError, match=message):
             saved_keys()
+
+
+@pytest.mark.parametrize("place", ["serve --help", "docs/serve.md", "SECURITY.md"])
+def test_every_place_says_what_such_a_key_opens(place):
+    """The help and the two pages say the same of a key with an adapter of its own."""
+    if place == "serve --help":
+        said = serve_verb.serve.get_help(click.Context(serve_verb.serve))
+    else:
+        said = (Path(__file__).parents[2] / place).read_text(encoding="utf-8")
+    said = " ".join(said.replace("`", "").split())
+    assert "a key an adapter of its own; such a key opens no chats." in said and "line KEY ADAPTER" in said
