@@ -123,7 +123,7 @@ def search_sessions(
     With --like, find chats in which you asked something like TEXT, the most like first. The model reads TEXT
     for this.
     """
-    if bool(words) == (like is not None):
+    if bool("".join(words).strip()) == (like is not None):
         raise UsageError('give words, or a text to compare with: `sessions search --like "trips by train"`.')
     if like is not None:
         _show_alike(like, limit, as_json, flags)
@@ -230,7 +230,8 @@ def import_sessions(files: tuple[Path, ...], as_json: bool) -> None:
         new = [row for row in rows if row["is_new"]]
         if new:
             say("Imported:")
-        show_rows(new or (rows if is_one else []))
+        if new or is_one:
+            show_rows(new or rows)
         tell_imported(rows, failures)
         if new:
             hint(

@@ -73,6 +73,8 @@ def test_sessions_ls_show_search(run, chats):
     assert hit["id"] == second and hit["role"] == "assistant"
     assert "Assistant: A lion roars" in run("sessions", "search", "roars")[1]
     assert run("sessions", "search", "unicorn") == (0, "", "No chat has 'unicorn'.\n")
+    code, out, err = run("sessions", "search", " ", "--json")
+    assert code == 2 and not out and "give words" in err
 
 
 def test_sessions_are_renamed_copied_and_deleted(run, chats):

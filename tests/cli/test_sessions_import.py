@@ -48,6 +48,8 @@ def test_a_folder_is_imported_once_with_its_dates(run, folder, home):
     assert [m.created for m in store.messages.all(rows[1]["id"])] == [THEN, THEN + 1]
     code, _, err = run("sessions", "import", str(folder / "a.json"), str(folder / "b.json"))
     assert code == 0 and "0 chats imported, 2 there already." in err
+    code, out, err = run("sessions", "import", str(folder))
+    assert code == 4 and not out and err.count("\n") == 2  # no table without rows
     assert len(json.loads(run("sessions", "ls", "--json")[1])) == 3
 
 
