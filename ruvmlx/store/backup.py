@@ -54,7 +54,7 @@ def back_up(store: Path, file: Path, replace: bool = False) -> BackupFacts:
     if not store.exists():
         raise NotFound(f"there is nothing to back up: {store} does not exist.")
     _check_ordinary(store)
-    with _writing(file):
+    with _writing(file, "Give a file in another folder."):
         _check_target(file, store, replace)
         with file_beside(file) as fresh:
             facts = _copy_database(store, fresh)
@@ -81,7 +81,7 @@ def restore(store: Path, file: Path) -> tuple[BackupFacts, Path | None]:
     store = store.resolve()
     if store.exists():
         _check_ordinary(store)
-    with _writing(store):
+    with _writing(store, "Set RUVMLX_HOME to a folder you can write."):
         make_folder(store.parent)
         with file_beside(store) as fresh:
             facts = _copy_database(file, fresh)
@@ -125,13 +125,15 @@ def _is_database(file: Path) -> bool:
 
 
 @contextmanager
-def _writing(file: Path) -> Iterator[None]:
+def _writing(file: Path, advice: str) -> Iterator[None]:
+    """Turn errors of the file system in the block into errors of the program. advice: what the error tells
+    the user to do if the file cannot be written."""
     try:
         yield
     except FileExistsError:  # another process was faster
         raise UsageError(f"{file} exists; choose another name, or give --replace.") from None
     except OSError as error:
-        raise StoreError(f"cannot write {file}: {error.strerror}.") from None
+        raise StoreError(f"cannot write {file}: {error.strerror}. {advice}") from None
 
 
 # -- copying -----------------------------------------------------------------------------------------

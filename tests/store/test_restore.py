@@ -1,5 +1,6 @@
 """A restore gives exactly what the backup holds, whatever a killed process has left beside the store."""
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -197,3 +198,14 @@ def test_a_store_that_is_no_file(backup_file, tmp_path, kind):
     ):
         with pytest.raises(StoreError, match="not an ordinary file"):
             call()
+
+
+def test_a_folder_that_cannot_be_written_is_one_line_with_a_remedy(backup_file, tmp_path, monkeypatch):
+    def refuse(path):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(module, "file_beside", refuse)
+    with pytest.raises(StoreError, match=r"Read-only file system\. Set RUVMLX_HOME to a folder you can"):
+        restore(tmp_path / "home" / "ruvmlx.db", backup_file)
+    with pytest.raises(StoreError, match=r"Read-only file system\. Give a file in another folder"):
+        back_up(backup_file, tmp_path / "copy.ruvmlx")
