@@ -297,8 +297,8 @@ class Learner:
         if reply.fingerprint != self._model.fingerprint:
             name = f" {reply.model}" if "/" in reply.model else ""  # a file's name finds no file
             raise AdapterMismatch(
-                f"{reply.model} wrote that reply, and only that model can learn from this rating. The open "
-                f"model is {self._model.name}. Open {reply.model} by `/model{name}` in a chat, else --model."
+                f"{reply.model} wrote that reply, so only that model can learn from the rating. Open it "
+                f"in a chat by `/model{name}`, for a command by --model and its name, folder or file."
             )
         return reply
 

@@ -253,7 +253,7 @@ def test_unknown_replies_and_other_models(open_tiny):
             runtime.rate("nope", "up")
         reply_id = reply(runtime)
         runtime.store.db.execute("UPDATE replies SET fingerprint = 'other', model = 'bigger'")
-        with pytest.raises(AdapterMismatch, match="Open bigger by `/model` in a chat, else --model"):
+        with pytest.raises(AdapterMismatch, match="Open it in a chat by `/model`, for a command"):
             runtime.rate(reply_id, "up")
 
 
