@@ -71,7 +71,7 @@ def answer_of(
         ) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
-        raise _refusal(url, error) from None
+        raise _refusal(server, bool(key), error) from None
     except (OSError, ValueError, http.client.HTTPException):
         raise RuvmlxError(_no_answer(server, advice)) from None
 
@@ -83,10 +83,17 @@ def _no_answer(server: str, advice: str) -> str:
     return f"no server answers at {server}. {advice}{other}"
 
 
-def _refusal(url: str, error: urllib.error.HTTPError) -> RuvmlxError:
+def _refusal(server: str, has_key: bool, error: urllib.error.HTTPError) -> RuvmlxError:
+    """Return the error for an answer of the server that is no success. has_key: True if the request had a
+    key."""
+    if error.code == 401 and has_key:
+        return RuvmlxError(
+            f"the server at {server} does not accept the key. Give another of its keys by --api-key; a key "
+            "with an adapter of its own can neither stop models nor see chats."
+        )
     if error.code == 401:
-        return RuvmlxError(f"the server at {url} asks for a key: give --api-key.")
+        return RuvmlxError(f"the server at {server} asks for a key: give --api-key.")
     try:
         return UsageError(f"the server refuses: {json.load(error)['error']['message']}")
     except (OSError, ValueError, KeyError, TypeError):
-        return RuvmlxError(f"the server at {url} cannot be used: it answers {error.code}.")
+        return RuvmlxError(f"the server at {server} cannot be used: it answers {error.code}.")

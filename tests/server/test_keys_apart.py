@@ -5,10 +5,10 @@ from pathlib import Path
 import click
 import pytest
 from ruvmlx.apps.cli import serve as serve_verb
-from ruvmlx.apps.cli.running_server import saved_key
+from ruvmlx.apps.cli.running_server import answer_of, saved_key
 from ruvmlx.apps.server.keys import own_adapters, saved_keys
 
-from ruvmlx.errors import UsageError
+from ruvmlx.errors import RuvmlxError, UsageError
 
 ANNA, BEN, CARL = ("key-of-anna-12345", "key-of-ben-123456", "key-of-carl-12345")
 
@@ -131,3 +131,12 @@ def test_every_place_says_what_such_a_key_opens(place):
         said = (Path(__file__).parents[2] / place).read_text(encoding="utf-8")
     said = " ".join(said.replace("`", "").split())
     assert "a key an adapter of its own; such a key opens no chats." in said and "line KEY ADAPTER" in said
+
+
+def test_a_verb_whose_key_is_refused_says_so(serve):
+    """With a key, the error does not ask for one; it names the address that the user gave."""
+    at = f"http://127.0.0.1:{serve([ANNA]).port}"
+    with pytest.raises(RuvmlxError, match=f"^the server at {at} asks for a key: give --api-key"):
+        answer_of(at, "/v1/ps", None)
+    with pytest.raises(RuvmlxError, match=f"^the server at {at} does not accept the key. Give another"):
+        answer_of(at, "/v1/ps", BEN)
