@@ -269,10 +269,17 @@ def doctor(file: Path | None, seconds: int, export_metal: Path | None, as_json: 
         columns = [TableColumn(""), TableColumn("CHECK", style="bold"), TableColumn("FOUND", keep=False)]
         shown = _without_repeats(checks)
         table(columns, [(_mark(c), _label(c), short_paths(c["detail"])) for c in shown])
-        failed = sum(not c["ok"] for c in shown)
-        hint("All is well." if not failed else f"{count(failed, 'check')} failed; the line says what to do.")
+        hint(_summary(sum(not c["ok"] for c in shown)))
     if not all(c["ok"] for c in checks):
         raise click.exceptions.Exit(1)
+
+
+def _summary(failed: int) -> str:
+    """Return the line below the checks. failed: the number of checks that failed."""
+    if not failed:
+        return "All is well."
+    where = "its line says" if failed == 1 else "their lines say"
+    return f"{count(failed, 'check')} failed; {where} what to do."
 
 
 def _label(check: dict[str, Any]) -> str:

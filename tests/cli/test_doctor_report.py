@@ -366,6 +366,18 @@ def test_a_full_disk_fails_a_check_with_the_number(run, planted, monkeypatch, fr
     assert (code, found["ok"]) == (0 if ok else 1, ok) and told in found["detail"]
 
 
+@pytest.mark.parametrize(
+    ("failed", "line"),
+    [
+        (0, "All is well."),
+        (1, "1 check failed; its line says what to do."),
+        (2, "2 checks failed; their lines say what to do."),
+    ],
+)
+def test_the_last_line_counts_what_failed(failed, line):
+    assert doctor._summary(failed) == line
+
+
 def test_what_was_not_checked_is_not_called_ok():
     """The JSON has the value `ok`, which scripts know. The text has a dash."""
     for ok, detail, mark in (
