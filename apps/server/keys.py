@@ -39,13 +39,14 @@ def matching(given: str, keys: Sequence[str]) -> str | None:
     return found
 
 
-def check_key(key: str) -> str:
+def check_key(key: str, advice: str = "without --api-key, one is made where it is needed.") -> str:
     """Return the key if it is valid. Raise UsageError if the key has a space or a character that is not
-    printable ASCII, or if the key has fewer than _MIN_KEY_CHARACTERS characters."""
+    printable ASCII, or if the key has fewer than _MIN_KEY_CHARACTERS characters. advice: what the error tells
+    the user to do."""
     if len(key) < _MIN_KEY_CHARACTERS or not key.isascii() or not key.isprintable() or " " in key:
         raise UsageError(
             f"an API key needs {_MIN_KEY_CHARACTERS} or more printable ASCII characters without spaces; "
-            "without --api-key, one is made where it is needed."
+            f"{advice}"
         )
     return key
 
@@ -75,21 +76,22 @@ def _read_keys() -> list[tuple[str, str | None]]:
             command = f"chmod 600 {shlex.quote(str(path))}"
             raise StoreError(f"others can read {path}; run `{command}`, or delete it for a new key.")
         lines = read_ordinary(path, MAX_FILE_BYTES).decode("ascii").splitlines()
-        return [_parse_key(line) for line in lines if line.strip()]
+        return [_parse_key(line, number) for number, line in enumerate(lines, 1) if line.strip()]
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as error:
         raise StoreError(f"cannot read {path}: {error}. Mend or remove it.") from error
 
 
-def _parse_key(line: str) -> tuple[str, str | None]:
-    """Split a line of the key file, KEY or KEY ADAPTER, into the key and the adapter."""
+def _parse_key(line: str, number: int) -> tuple[str, str | None]:
+    """Split a line of the key file, KEY or KEY ADAPTER, into the key and the adapter. number: the line's
+    number, for the error about a key."""
     key, *rest = line.split()
     if len(rest) > 1:
         raise UsageError(f"a line of {key_file()} has {1 + len(rest)} words; expected KEY or KEY ADAPTER.")
     if rest and settings.parse("adapter", rest[0], str(key_file())) == "none":
         raise UsageError(f"{key_file()}: none is not the name of an adapter; name one, or leave it out.")
-    return check_key(key), rest[0] if rest else None
+    return check_key(key, f"mend or remove line {number} of {key_file()}."), rest[0] if rest else None
 
 
 def new_key() -> str:

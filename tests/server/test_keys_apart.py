@@ -120,6 +120,9 @@ def test_the_key_file(home):
         path.write_text(line)
         with pytest.raises(UsageError, match=message):
             saved_keys()
+    path.write_text(f"{BEN}\nshort annas\n")
+    with pytest.raises(UsageError, match=f"mend or remove line 2 of {path}"):
+        saved_keys()
 
 
 @pytest.mark.parametrize("place", ["serve --help", "docs/serve.md", "SECURITY.md"])
