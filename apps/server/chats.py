@@ -250,8 +250,8 @@ async def _events(call: Call, like: GenerationRequest) -> AsyncGenerator[bytes, 
 
 
 async def _take_back(serving: Serving, saving: Awaitable[GenerationRequest]) -> None:
-    """Take a message back that has no reply, or only an empty one. If this fails, for example because the
-    store is busy, the message stays. saving: the request for the reply, when the message is saved."""
+    """Delete a message that has no reply or an empty reply. If the deletion fails, for example because the
+    store is busy, the message stays. saving: saves the message, and returns the request for its reply"""
     with suppress(RuvmlxError):
         request = await saving
         chat, question = str(request.session_id), request.question_id

@@ -73,11 +73,12 @@ def needs_fields(kind: type) -> bool:
 
 
 def _decoded_in_steps(data: bytes, kind: type[B]) -> Decoded[B]:
-    """Decode a body that does not fit its struct as it is: without the unused fields, and with an integer in
-    each place where the struct wants an integer and the body has a float such as 2.0. JSON does not
-    distinguish the two types. Other floats stay, for example in the schema of a tool.
+    """Decode a body that does not fit its struct. Remove the fields that change nothing. Where the struct
+    needs an integer, change a float such as 2.0 to an integer, because JSON does not distinguish the two
+    types. Other floats stay, for example in the schema of a tool.
 
-    The library reports one place at a time. All items of a list are one place, so there are few turns.
+    msgspec reports one path per error. The function corrects the value at this path and tries again. All
+    items of a list have the same path, so the function tries only a few times.
     """
     value = msgspec.json.decode(data)
     ignored = take_unused(value, kind)

@@ -17,8 +17,8 @@ def idle_work_of(models: ModelPool) -> str:
 
 async def look_at(models: ModelPool) -> MemoryLook:
     """Ask each open model with `look_at_model`, and return the sums of the answers, with the adapter of the
-    first open model. If no model is open, the adapter is that with which the server's first model was
-    closed."""
+    first open model. If no model is open, the adapter is the one that the server's first model had when
+    the server closed this model."""
     found = [await look_at_model(models, model) for model in models.open_models]
     looks = [look for look in found if look is not None]
     if len(looks) == 1:

@@ -1,7 +1,7 @@
-"""This module returns the memory that requests have freed to the operating system while the server answers.
+"""This module gives freed memory back to the operating system while the server runs.
 
-The allocator of glibc keeps freed memory between blocks in use. Without this module, a server keeps about
-twice the memory that it needs (docs/benchmarks.md, an hour of load).
+Requests free memory, but the glibc allocator keeps the freed memory that lies between blocks in use. Without
+this module, the server's heap was about twice as large (docs/benchmarks.md, an hour of load).
 """
 
 import asyncio
@@ -11,14 +11,16 @@ from collections.abc import AsyncIterator
 
 from ruvmlx.platform import memory
 
-RETURN_EVERY = 10.0  # seconds; a call takes some milliseconds, in a thread of its own
-WORK = 0.5  # seconds of processor time; after less work, the freed memory is not worth a call
+RETURN_EVERY = 10.0  # seconds between two calls of `give_back`; each call takes some milliseconds
+# Seconds of processor time. If the process used less time since the last call, there is no call, because the
+# process freed little memory.
+WORK = 0.5
 
 
 @contextlib.asynccontextmanager
 async def spare_memory_returned() -> AsyncIterator[None]:
-    """In the `with` block, return freed memory every RETURN_EVERY seconds, unless this process did little
-    work since the last time."""
+    """In the `with` block, give freed memory back every RETURN_EVERY seconds. If the process did little work
+    since the last call, do nothing."""
     task = asyncio.ensure_future(_return_often())
     try:
         yield

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 _STATUS = "/proc/self/status"
 # In bytes. glibc gives each larger block its own mapping, so that `free` returns the memory of the block.
 _OWN_MAPPING = 65536
-_POOLS = 2  # glibc can make eight pools of free memory for each core; each pool keeps its own free memory
+# The maximum number of glibc arenas. By default, glibc makes up to eight arenas for each core, and each arena
+# keeps its own freed memory.
+_POOLS = 2
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of glibc's <malloc.h>
 _FOOTPRINT = 72  # the byte offset of ri_phys_footprint in struct rusage_info_v0 (macOS, <sys/resource.h>)
 
@@ -59,8 +61,8 @@ def give_back() -> None:
 
 
 def limit_unused_memory() -> None:
-    """Limit the freed memory that the allocator of glibc keeps: a program that runs for days would otherwise
-    keep the memory of its largest moment. With other allocators, the function does nothing."""
+    """Limit the freed memory that the glibc allocator keeps. Without this limit, a program that runs for days
+    keeps as much memory as it used at its peak. With other allocators, the function does nothing."""
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None and sys.platform == "linux":
         set_option(_M_MMAP_THRESHOLD, _OWN_MAPPING)

@@ -44,7 +44,8 @@ PUSH_KL = 0.08
 # follow from the same ratings. Without this limit, the two parts together exceeded KL_CAP. The update then
 # scaled down lora_b, and so the change of all other tokens, too.
 END_KL = 0.05
-END_HALVINGS = 7  # the largest share of the push within END_KL is found to 1 / 2^END_HALVINGS
+# The number of bisections that find the largest scale of the push with a KL of at most END_KL.
+END_HALVINGS = 7
 # The push adds this number to the logits of the end-of-reply tokens for each step of TasteModel.shorter. The
 # user expects an effect of a reason on the next reply. The fit of the taste model needs more ratings.
 STATED_END = 1.5
@@ -210,9 +211,10 @@ class TastePush:
 
 
 def limit_ends(logits: np.ndarray, adapter: MicroLoRA, probe: KLProbe) -> tuple[np.ndarray, float]:
-    """Scale down a push on end-of-reply tokens to the largest size with which these tokens have a KL of at
-    most END_KL. Return the scaled logits and this KL. The KL includes the part of lora_b that comes from the
-    gradients of rated replies. The function does not scale that part.
+    """Scale down a push on end-of-reply tokens, and return the scaled logits and their KL. The scale is the
+    largest one at which the change of these tokens' logits has a KL of at most END_KL from the original
+    model. The change also has a part that comes from the gradients of rated replies. The function does not
+    scale that part.
 
     logits: [A], for each movable token the logits that the push adds; 0 for all but end-of-reply tokens
     """
@@ -229,7 +231,8 @@ def limit_ends(logits: np.ndarray, adapter: MicroLoRA, probe: KLProbe) -> tuple[
     if whole <= END_KL or not logits.any():
         return logits, whole
     if none > END_KL:
-        # A push against the rated replies has the smallest KL at its full size.
+        # No scale is within the limit, so the scale with the smallest KL is the best. If the push is opposite
+        # to the part from rated replies, this is the full push: the two parts then cancel each other.
         kl, share = min((whole, 1.0), (none, 0.0), *((kl_at(tried), tried) for tried in (0.25, 0.5, 0.75)))
         return share * logits, kl
     kl, share, above = none, 0.0, 1.0

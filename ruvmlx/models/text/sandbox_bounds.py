@@ -68,8 +68,8 @@ _ESCAPING = re.compile(r"%[^a-zA-Z%]*[ra]|![ra]")  # %r and !r can write ten cha
 
 
 class Budget:
-    """The limits of one render. names: the variables of the template. limit: the limit of the time, which
-    several renders can share"""
+    """The limits of one render. names: the variables of the template. limit: the time limit. If several
+    renders use the same object, it limits their total time."""
 
     def __init__(self, names: Mapping[str, Any], limit: TimeLimit):
         self._known: dict[int, tuple[Any, int, int]] = {}  # id of a list or mapping -> (it, size, depth)

@@ -8,7 +8,7 @@ MAX_SECONDS = 1.5  # of processor time, for all renders of one conversation
 
 
 class TimeLimit:
-    """The limit of MAX_SECONDS, which begins when this object is made."""
+    """A time limit of MAX_SECONDS of processor time. The time starts when this object is made."""
 
     def __init__(self) -> None:
         self._deadline = time.monotonic() + MAX_SECONDS
