@@ -176,7 +176,8 @@ def rollback(version: int | None, before: datetime | None, as_json: bool, **flag
     else:
         found, wanted = _before(history, before)
     gone = "" if wanted == found.adapter_version else _gone_line(wanted, found.adapter_version)
-    _show_status(history, found, as_json, _rollback_line(was, found.adapter_version) + gone)
+    line = _rollback_line(was, found.adapter_version, has_date=version is None)
+    _show_status(history, found, as_json, line + gone)
 
 
 def _gone_line(wanted: int, version: int) -> str:
@@ -185,15 +186,17 @@ def _gone_line(wanted: int, version: int) -> str:
     )
 
 
-def _rollback_line(was: int, version: int) -> str:
+def _rollback_line(was: int, version: int, has_date: bool) -> str:
+    """Return the line about a rollback. was: the version before it. has_date: the user gave a date."""
     if was != version:
         meaning = "" if version else ", the original model"
         # At version 0, the next line says how to go back.
         back = f" `ruvmlx learn rollback {was}` goes back to it." if was and version else ""
         return f"The adapter is at version {version}{meaning}. Before, it was at version {was}.{back}"
-    if version == 0:
-        return "There is nothing to go back from: the adapter is the original model, as it was then."
-    return f"There is nothing to go back from: the adapter was at version {version} then, as it is now."
+    here = f"at version {version}" if version else "the original model"
+    if has_date:
+        return f"There is nothing to go back from: the adapter was {here} then, as it is now."
+    return f"Nothing changed: the adapter is {here} already."
 
 
 def _before(history: Any, date: datetime | None) -> Any:

@@ -195,11 +195,13 @@ def test_a_rollback_that_changes_nothing_says_so(run, tiny_folder, open_tiny):
         pass
     code, out, _ = run(*back)
     assert code == 0 and "There is nothing to go back from" in out and "went back" not in out
+    code, out, _ = run("learn", "rollback", "0", *tiny(tiny_folder))
+    assert code == 0 and "Nothing changed: the adapter is the original model already." in out
 
 
 def test_a_rollback_says_whether_the_version_changed(run, learned, tiny_folder):
     again = ("learn", "rollback", "2", *tiny(tiny_folder))
-    assert "was at version 2 then, as it is now" in run(*again)[1]
+    assert "Nothing changed: the adapter is at version 2 already." in run(*again)[1]
     assert (
         "The adapter is at version 1. Before, it was at version 2. `ruvmlx learn rollback 2` goes back to it."
         in run("learn", "rollback", "1", *tiny(tiny_folder))[1]
