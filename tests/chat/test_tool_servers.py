@@ -208,7 +208,7 @@ def test_always_counts_for_one_tool_until_all_are_off(tools):
 
 
 def test_a_tool_that_is_not_on_cannot_be_required(tools):
-    with pytest.raises(UsageError, match="no tool is on"):
+    with pytest.raises(UsageError, match=r"^there is no tool 'forecast'\. No tool is on"):
         tools.offer("forecast")
     tools.turn_on("small", threading.Event())
     assert tools.offer("add").function == "add"

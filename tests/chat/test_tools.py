@@ -107,7 +107,7 @@ def test_nothing_runs_before_it_is_turned_on(open_roomy, small_tools, capsys):
         said, code = run_plain(runtime, "/tool secrets Which?", "/tools", "/tools of small")
         assert code != 0 and "small  off" in said
         wrong = capsys.readouterr().err.splitlines()
-        assert "no tool is on" in wrong[0] and "/tools [on|off NAME]" in wrong[1]
+        assert "No tool is on" in wrong[0] and "/tools [on|off NAME]" in wrong[1]
         assert runtime.chats.last_chat() is None
 
 

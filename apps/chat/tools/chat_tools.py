@@ -104,8 +104,8 @@ class ChatTools:
         Raise UsageError if this tool is off."""
         tools = self.by_name()
         if function and function not in tools:
-            there = f"these are on: {', '.join(tools)}" if tools else "no tool is on; /tools on NAME"
-            raise UsageError(f"no tool {function[:40]!r}.{did_you_mean(function, tools)} {there}")
+            there = f"These are on: {', '.join(tools)}" if tools else "No tool is on: try /tools on NAME"
+            raise UsageError(f"there is no tool {function[:40]!r}.{did_you_mean(function, tools)} {there}")
         rows = [
             {
                 "type": "function",
