@@ -157,8 +157,8 @@ class Runtime:
         return gone
 
     def forget_words(self) -> None:
-        """Clear the caches of text in memory, because the user deleted some of this text. When the program needs
-        the remaining text again, it reads this text from the store."""
+        """Clear the caches of text in memory, because the user deleted some of this text. When the program
+        needs the remaining text again, it reads this text from the store."""
         self.model.tokenizer.forget_texts()
         self.learning.forget_words()
 
