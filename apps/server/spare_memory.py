@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator
 
 from ruvmlx.platform import memory
 
-RETURN_EVERY = 10.0  # seconds between two calls of `give_back`; each call takes some milliseconds
+RETURN_EVERY = 2.0  # seconds between two calls of `give_back`; each call takes about a millisecond
 # Seconds of processor time. If the process used less time since the last call, there is no call, because the
 # process freed little memory.
-WORK = 0.5
+MIN_WORK = 0.1
 
 
 @contextlib.asynccontextmanager
@@ -34,6 +34,6 @@ async def _return_often() -> None:
     done = time.process_time()
     while True:
         await asyncio.sleep(RETURN_EVERY)
-        if time.process_time() - done > WORK:
+        if time.process_time() - done > MIN_WORK:
             await asyncio.to_thread(memory.give_back)
             done = time.process_time()

@@ -11,7 +11,7 @@ _STATUS = "/proc/self/status"
 _OWN_MAPPING = 65536
 # The maximum number of glibc arenas. By default, glibc makes up to eight arenas for each core, and each arena
 # keeps its own freed memory.
-_POOLS = 2
+_ARENAS = 2
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of glibc's <malloc.h>
 _FOOTPRINT = 72  # the byte offset of ri_phys_footprint in struct rusage_info_v0 (macOS, <sys/resource.h>)
 
@@ -67,7 +67,7 @@ def limit_unused_memory() -> None:
     if set_option is not None and sys.platform == "linux":
         set_option(_M_MMAP_THRESHOLD, _OWN_MAPPING)
         set_option(_M_TRIM_THRESHOLD, _OWN_MAPPING)
-        set_option(_M_ARENA_MAX, _POOLS)
+        set_option(_M_ARENA_MAX, _ARENAS)
 
 
 def _status(field: str) -> int:

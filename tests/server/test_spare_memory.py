@@ -12,7 +12,7 @@ async def test_freed_memory_is_returned_while_the_server_works(monkeypatch, work
     calls = []
     monkeypatch.setattr(spare_memory.memory, "give_back", lambda: calls.append(1))
     monkeypatch.setattr(spare_memory, "RETURN_EVERY", 0.01)
-    monkeypatch.setattr(spare_memory, "WORK", work)
+    monkeypatch.setattr(spare_memory, "MIN_WORK", work)
     async with spare_memory.spare_memory_returned():
         end = time.monotonic() + (10 if is_returned else 0.2)
         while time.monotonic() < end and len(calls) < 3:
