@@ -41,8 +41,9 @@ def heard(handler: Callable[[int], None], signals: tuple[signal.Signals, ...] = 
 
 @contextlib.contextmanager
 def wakeups() -> Iterator[int | None]:
-    """Make a pipe for the `with` block, and yield the end that a caller can read. In the block, Python writes
-    a byte to the pipe when a signal with a handler comes. Outside the main thread, yield None."""
+    """Make a pipe, and yield the end of the pipe that the caller can read. In the `with` block, Python writes
+    one byte to the pipe for each signal that has a handler. If this thread is not the main thread, make no
+    pipe, and yield None."""
     if threading.current_thread() is not threading.main_thread():
         yield None
         return

@@ -121,8 +121,11 @@ def api_error(error: RuvmlxError, param: str | None = None) -> ApiError:
 
 
 def request_error(error: RuvmlxError, body: Any) -> ApiError:
-    """Return the ApiError for an error of a request. If the model cannot read the prompt, the ApiError has
-    the name of the body's field with the prompt. body: the body of the request, or its struct."""
+    """Convert an error of a request into an ApiError, and return the ApiError. If the error is a BadPrompt,
+    the ApiError names the field of the body that has the prompt.
+
+    body: the body of the request, or the struct of this body
+    """
     prompt = next((name for name in PROMPTS if hasattr(body, name)), None)
     return api_error(error, prompt if isinstance(error, BadPrompt) else None)
 

@@ -1,7 +1,7 @@
 """This module gives freed memory back to the operating system while the server runs.
 
-Requests free memory, but the glibc allocator keeps the freed memory that lies between blocks in use. Without
-this module, the server's heap was about twice as large (docs/benchmarks.md, an hour of load).
+The glibc allocator keeps freed memory that lies between blocks in use. docs/benchmarks.md has the server's
+memory under load with this module and without this module.
 """
 
 import asyncio

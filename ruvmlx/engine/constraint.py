@@ -123,9 +123,8 @@ class _Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer, vocab: int):
         special = {i: text for text, i in tokenizer.special_tokens.items()}
-        # This reference is weak. The LLTokenizer holds this object, and the garbage collector cannot see the
-        # references in the LLTokenizer. So with a strong reference, the tokenizer of a closed model would
-        # stay in memory.
+        # The LLTokenizer has a reference to this object. The garbage collector cannot see this reference. A
+        # strong reference to the tokenizer would thus keep the tokenizer of a closed model in memory.
         self._tokenizer = ref(tokenizer)
         self.end_ids = sorted(i for i in tokenizer.eos_ids if i < vocab) or [vocab]
         self.eos_token_id = self.end_ids[0]

@@ -313,7 +313,7 @@ class Chats:
         return self.clean_index(seconds)
 
     def take_back(self, session_id: str, message_id: int) -> None:
-        """Commit the deletion of a question that has no reply, or only an empty one, and of this reply."""
+        """Delete a question as `Messages.take_back` does, and commit the deletion."""
         with self._db.transaction():
             self._replies.erase(*self._messages.take_back(session_id, message_id))
 

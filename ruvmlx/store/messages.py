@@ -343,9 +343,9 @@ class Messages:
     # -- deletion ------------------------------------------------------------------------------------
 
     def take_back(self, session_id: str, message_id: int) -> list[str]:
-        """Delete a question that has no reply, or only an empty one, with this reply. If the chat then has no
-        message, it has no title. Returns the ids of the replies that no chat shows any more. Call inside a
-        transaction."""
+        """Delete a question without a reply. If the question has empty replies only, delete the question and
+        these replies. If the chat then has no messages, also delete the title of the chat. Return the ids of
+        the replies that no chat shows any more. The caller must begin the transaction."""
         rows = self._db.rows(
             "SELECT id, parent, content, reply_id FROM messages WHERE session_id = ?1 AND"
             " (id = ?2 OR parent = ?2) ORDER BY id DESC",

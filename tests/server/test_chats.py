@@ -170,11 +170,11 @@ def test_a_client_that_leaves_while_its_question_is_saved_leaves_none(serve):
     running = serve()
     leave_now, saved = threading.Event(), threading.Event()
 
-    def hold(runtime):
+    def block_model(runtime):
         leave_now.set()
         saved.wait(20)
 
-    waiting = asyncio.run_coroutine_threadsafe(running.serving.host.call_between(hold), running.loop)
+    waiting = asyncio.run_coroutine_threadsafe(running.serving.host.call_between(block_model), running.loop)
     leave_now.wait(20)
     with begun(running, "a zebra"):
         running.wait_until(lambda: running.serving.waiting == 1)

@@ -85,7 +85,7 @@ def test_whole_numbers_may_have_a_point(shared):
 
 
 def test_a_number_without_a_fraction_stays_a_float_where_no_field_wants_an_integer():
-    """Of the schemas and inputs of tools, every value keeps its type."""
+    """The server keeps the type of each value in the schemas and the inputs of tools."""
     schema = {"type": "object", "properties": {"x": {"minimum": 1.0, "enum": [2.0, 3]}}}
     call = {"type": "tool_use", "id": "a", "name": "w", "input": {"max_tokens": 2.0, "n": [1.0, 2]}}
     asked = {"model": "m", "max_tokens": 5.0, "top_k": 1.0, "temperature": 1.0}

@@ -186,7 +186,7 @@ def compile_template(source: str) -> Template:
 
 def run(template: Template, names: Mapping[str, Any], limit: TimeLimit) -> str:
     """Render the template with the variables `names`, within the limits of sandbox_bounds.py. Raises
-    SecurityError beyond a limit. limit: the time limit. If several renders use the same object, it limits
-    their total time."""
+    SecurityError beyond a limit. limit: the time limit; several renders can use the same object, and
+    then share its time"""
     with budgeted(names, limit):
         return bounded_join(template.generate(**names))

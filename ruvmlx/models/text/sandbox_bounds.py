@@ -1,4 +1,5 @@
-"""This module limits the time, the amount of text and the memory that one render of a chat template can use.
+"""This module limits the amount of text and the memory that one render of a chat template can use, and checks
+the time limit of template_time.py.
 
 Jinja's sandbox has one limit: 100,000 steps of a range(). With this limit, two nested loops can run for
 hours, and "a" * 10**10 takes gigabytes. A limit of time alone is not enough: one call of a C function can
@@ -68,8 +69,11 @@ _ESCAPING = re.compile(r"%[^a-zA-Z%]*[ra]|![ra]")  # %r and !r can write ten cha
 
 
 class Budget:
-    """The limits of one render. names: the variables of the template. limit: the time limit. If several
-    renders use the same object, it limits their total time."""
+    """This object checks the limits of one render of a template.
+
+    names: the variables of the template
+    limit: the time limit; several renders can use the same object, and then share its time
+    """
 
     def __init__(self, names: Mapping[str, Any], limit: TimeLimit):
         self._known: dict[int, tuple[Any, int, int]] = {}  # id of a list or mapping -> (it, size, depth)
@@ -160,7 +164,7 @@ _budget: ContextVar[Budget] = ContextVar("budget")
 
 
 class budgeted:
-    """A context manager that sets the limits of one render. names, limit: as in `Budget`"""
+    """This context manager makes a `Budget` of `names` and `limit` for the `with` block."""
 
     def __init__(self, names: Mapping[str, Any], limit: TimeLimit):
         self._names, self._limit = names, limit
