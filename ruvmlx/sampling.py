@@ -1,9 +1,7 @@
 """This module draws the next token from logits.
 
-`FILTERS` and top_k select the candidate ids by the distribution at the reply's temperature. The sampler then
-draws one candidate. Transformers, vLLM and Ollama use the same order, and the makers' sampling values are for
-this order. With the filters before the temperature, 1 of 200 first replies of the starter model left the
-language (docs/first-replies.md). ruvmlx does not use mlx-lm's sampler: the native backend has no MLX, and a
+`FILTERS` and top_k select the candidate ids by the distribution at temperature 1. The sampler then draws one
+candidate at the given temperature. ruvmlx does not use mlx-lm's sampler: the native backend has no MLX, and a
 seed must give the same reply even if other code of this process draws random numbers.
 `backends/mlx/sampler.py` applies the same filters on the GPU. On the CPU, if the temperature is not 0 and the
 reply uses only the filters in `IN_C`, the C code in neon/src/draw.c draws the tokens. If a reply uses another
@@ -32,7 +30,6 @@ from .settings.setting_spec import SettingSpec
 # filters need more ids, the sampler tries the next value. To sort all 49,152 ids takes 0.8 ms; at most e^7 =
 # 1,096 ids have a probability of more than e^-7.
 _FLOORS = (-7.0, -10.0, -np.inf)
-STEEPEST = 3e38  # the maximum of 1 / temperature, near the largest float32
 
 
 @dataclass(frozen=True)
@@ -130,7 +127,7 @@ _BIAS = SettingSpec(float, "", least=-100, most=100)
 class Distribution:
     """The distribution over n token ids that a filter receives, as arrays of NumPy or of MLX.
 
-    logits: [..., n], log-probabilities at the reply's temperature plus a constant.
+    logits: [..., n], log-probabilities at temperature 1 plus a constant.
     xp: the module numpy or mlx.core; a filter may use only functions that both modules have.
     before(p): for each id, the sum of the probabilities p [..., n] of the ids before this id.
     """
@@ -239,14 +236,13 @@ def _most_likely(logits: np.ndarray, logprobs: np.ndarray, filters: list[tuple[F
 
 
 def candidates(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
-    """Return the candidate ids and their log-probabilities at the temperature, which must be over 0."""
-    scores = (logits - logits.max()) * np.float32(min(1 / sampling.temperature, STEEPEST))
-    logprobs = log_softmax(scores)
+    """Return the candidate ids and their log-probabilities at temperature 1."""
+    logprobs = log_softmax(logits)
     by_rank, others = (filters_of(sampling, sorts) for sorts in (True, False))
     ids = _most_likely(logits, logprobs, by_rank) if by_rank else np.arange(logits.size)
     if not (by_rank or others or sampling.top_k):
         return ids, logprobs
-    everything = Distribution(scores, np, lambda z: np.exp(log_softmax(z)), _before)
+    everything = Distribution(logprobs, np, np.exp, _before)
     for f, value in others:
         ids = ids[f.keep(everything, value)[ids]]
     if sampling.top_k > 0:  # top_k always sorts the ids, even if top_k is larger than the number of ids
@@ -258,8 +254,8 @@ def token_weights(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, n
     """Return the candidate ids, and for each candidate a weight in proportion to its probability at the
     temperature. The largest weight is 1."""
     ids, logprobs = candidates(logits, sampling)
-    exact = logprobs.astype(np.float64)
-    return ids, np.exp(exact - exact.max())
+    scaled = logprobs.astype(np.float64) / sampling.temperature
+    return ids, np.exp(scaled - scaled.max())
 
 
 def choose_token(ids: np.ndarray, weights: np.ndarray, u: float) -> int:

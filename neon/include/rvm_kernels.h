@@ -15,7 +15,7 @@ typedef struct {
 } rvm_param;
 
 /* The settings by which a token is drawn (ruvmlx/sampling.py). top_p, min_p and top_k are filters, which see the
- * distribution p at the temperature.
+ * distribution p at temperature 1.
  *   temperature: > 0
  *   top_p: keep the fewest most likely ids whose p sum to at least top_p; 1 turns this filter off
  *   min_p: keep ids with p >= min_p * max(p); 0 turns this filter off
@@ -99,8 +99,8 @@ typedef struct {
      * y, logprob: [T] */
     int (*logprobs)(const float *logits, const int32_t *y, size_t tokens, size_t vocab, double *logprob);
 
-    /* Draw a token. The filters keep some ids, and each id has the weight p. *token = the first id at which the running
-     * sum of the weights exceeds u times the sum of all weights. With top_p or top_k, the most likely
+    /* Draw a token. The filters keep some ids, and each id has the weight p^(1 / temperature). *token = the first id at
+     * which the running sum of the weights exceeds u times the sum of all weights. With top_p or top_k, the most likely
      * ids come first, and ids of equal probability are ordered by id. Without these filters, the ids come in rising
      * order.
      * logits: [V]   scratch: [2 V] */

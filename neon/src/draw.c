@@ -6,41 +6,27 @@
 #include "rvm.h"
 #include "vec.h"
 
-/* The distribution of the token at the temperature: log p = score - log_sum. The score of the most likely id is 0. */
+/* The distribution of the token at temperature 1: log p = (logit - max) - log_sum. */
 typedef struct {
     const float *logits;
     size_t vocab;
-    float max, slope, log_sum; /* slope: 1 / temperature */
+    float max, log_sum;
 } distribution;
 
-static inline float score(const distribution *d, float logit) { return (logit - d->max) * d->slope; }
+static inline float logprob(const distribution *d, float logit) { return (logit - d->max) - d->log_sum; }
 
-/* Compute the weights w[i] = p[i] / max p, or 0 if the score is below the limit `least`. Return the sum of the
- * weights. */
-static float weigh(const distribution *d, const float *logits, float least, size_t n, float *w) {
-    float s = 0;
-    SIMD(reduction(+ : s))
-    for (size_t i = 0; i < n; i++) {
-        const float x = score(d, logits[i]), e = exp_f32(x);
-        w[i] = x < least ? 0.0f : e; /* a NaN stays NaN */
-        s += w[i];
-    }
-    return s;
-}
-
-static float log_sum_of(const distribution *d) {
-    float w[BLOCK];
+static float log_sum_of(const float *logits, size_t vocab, float max) {
+    float tmp[BLOCK];
     double sum = 0;
-    for (size_t v = 0; v < d->vocab; v += BLOCK)
-        sum += weigh(d, d->logits + v, -INFINITY, min_size(BLOCK, d->vocab - v), w);
+    for (size_t v = 0; v < vocab; v += BLOCK) sum += exp_sum(logits + v, max, min_size(BLOCK, vocab - v), tmp);
     return (float)log(sum);
 }
 
-/* Return the smallest score that the filter min_p permits, as a float. The exact limit is a double. The code rounds the
-   limit up, so that a float score is below the result exactly if the score is below the exact limit. */
-static float least_score(double min_p) {
+/* Return the smallest log p that the filter min_p permits, as a float. The exact limit is a double. The code rounds the
+   limit up, so that a float log p is below the result exactly if the log p is below the exact limit. */
+static float least_logprob(const distribution *d, double min_p) {
     if (min_p == 0) return -INFINITY;
-    const double least = log(min_p);
+    const double least = (double)logprob(d, d->max) + log(min_p);
     const float near = (float)least;
     return near < least ? nextafterf(near, INFINITY) : near;
 }
@@ -61,16 +47,16 @@ static inline float logit_of(uint64_t key) {
     return float_of(b >> 31 ? b : ~b & 0x7fffffffu);
 }
 
-/* Collect the keys of the ids with score >= least, in the order of ids, and return the number of keys. If the largest
- * score of a group of STRIDE ids is below the limit, the function skips the group; it usually skips most groups. */
-static size_t collect(const distribution *d, float least, uint64_t *keys) {
+/* Collect the keys of the ids with log p >= floor, in the order of ids, and return the number of keys. If the largest
+ * log p of a group of STRIDE ids is below the floor, the function skips the group; it usually skips most groups. */
+static size_t collect(const distribution *d, float floor, uint64_t *keys) {
     enum { STRIDE = 128 };
     size_t n = 0;
     for (size_t v = 0; v < d->vocab; v += STRIDE) {
         const size_t end = min_size(d->vocab, v + STRIDE);
-        if (!(score(d, max_of(d->logits + v, end - v, -INFINITY)) >= least)) continue;
+        if (!(logprob(d, max_of(d->logits + v, end - v, -INFINITY)) >= floor)) continue;
         for (size_t i = v; i < end; i++)
-            if (score(d, d->logits[i]) >= least) keys[n++] = key_of(d->logits[i], i);
+            if (logprob(d, d->logits[i]) >= floor) keys[n++] = key_of(d->logits[i], i);
     }
     return n;
 }
@@ -128,13 +114,13 @@ static void sort_keys(uint64_t *keys, size_t n, uint64_t *spare) {
 /* Return how many of the n most likely ids the filters keep. If the result is n, the filters can also keep ids that are
    not among these n. */
 static size_t keep_likely(const distribution *d, const rvm_drawing *how, const uint64_t *keys, size_t n) {
-    const float least = least_score(how->min_p);
+    const float least = least_logprob(d, how->min_p);
     const size_t most = how->top_k && how->top_k < n ? how->top_k : n;
     double before = 0;
     for (size_t i = 0; i < most; i++) {
-        const float x = score(d, logit_of(keys[i]));
-        if (x < least || (how->top_p < 1 && before >= how->top_p)) return i;
-        before += exp_f32(x - d->log_sum);
+        const float p = logprob(d, logit_of(keys[i]));
+        if (p < least || (how->top_p < 1 && before >= how->top_p)) return i;
+        before += exp_f32(p);
     }
     return most;
 }
@@ -147,13 +133,15 @@ static const float FLOORS[] = {-7, -10, -13, -16, -20, -INFINITY};
 static int32_t draw_likely(const distribution *d, const rvm_drawing *how, uint64_t *keys) {
     size_t n = 0, kept = 0;
     for (size_t i = 0; i < sizeof FLOORS / sizeof *FLOORS; i++) {
-        n = collect(d, FLOORS[i] + d->log_sum, keys);
+        n = collect(d, FLOORS[i], keys);
         sort_keys(keys, n, keys + d->vocab);
         kept = keep_likely(d, how, keys, n);
         if (n && (kept < n || kept == how->top_k)) break;
     }
+    const double top = logprob(d, logit_of(keys[0]));
     double *mass = (double *)(void *)(keys + d->vocab), total = 0;
-    for (size_t i = 0; i < kept; i++) mass[i] = total += exp(score(d, logit_of(keys[i])));
+    for (size_t i = 0; i < kept; i++)
+        mass[i] = total += exp((logprob(d, logit_of(keys[i])) - top) / how->temperature);
     size_t at = 0;
     while (at + 1 < kept && mass[at] < total && !(mass[at] > how->u * total)) at++;
     return (int32_t)(uint32_t)keys[at];
@@ -161,20 +149,34 @@ static int32_t draw_likely(const distribution *d, const rvm_drawing *how, uint64
 
 /* ---- a draw without top_p and top_k: the code goes through the ids in their order ---- */
 
+/* Compute the weights w[i] = (p[i] / max p)^(1 / temperature), or 0 if log p is below the limit `least`. Return the sum
+ * of the weights. */
+static float weigh(const distribution *d, const float *logits, float slope, float least, size_t n, float *w) {
+    float s = 0;
+    SIMD(reduction(+ : s))
+    for (size_t i = 0; i < n; i++) {
+        const float x = logits[i] - d->max, e = exp_f32(x * slope);
+        w[i] = x - d->log_sum < least ? 0.0f : e; /* a NaN stays NaN */
+        s += w[i];
+    }
+    return s;
+}
+
 /* Draw a token without top_p and top_k, and return its id. Return -1 if all weights are 0 or a weight is NaN. sums:
  * scratch memory for the sum of the weights of each BLOCK ids */
 static int32_t draw_any(const distribution *d, const rvm_drawing *how, double *sums) {
     float w[BLOCK];
-    const float least = least_score(how->min_p);
+    const float steepest = 3e38f, least = least_logprob(d, how->min_p);
+    const float slope = 1 / how->temperature < steepest ? (float)(1 / how->temperature) : steepest;
     double total = 0, sum = 0;
     for (size_t v = 0; v < d->vocab; v += BLOCK)
-        total += sums[v / BLOCK] = weigh(d, d->logits + v, least, min_size(BLOCK, d->vocab - v), w);
+        total += sums[v / BLOCK] = weigh(d, d->logits + v, slope, least, min_size(BLOCK, d->vocab - v), w);
     int32_t last = total > 0 && isfinite(total) ? 0 : -1;
     for (size_t v = 0; last >= 0 && v < d->vocab; sum += sums[v / BLOCK], v += BLOCK) {
         const int here = sum + sums[v / BLOCK] > how->u * total;
         if (!here && v + BLOCK < d->vocab) continue;
         const size_t n = min_size(BLOCK, d->vocab - v);
-        weigh(d, d->logits + v, least, n, w);
+        weigh(d, d->logits + v, slope, least, n, w);
         double inside = sum;
         for (size_t i = 0; i < n; i++) {
             inside += w[i];
@@ -191,10 +193,8 @@ int DRAW(const float *logits, size_t vocab, const rvm_drawing *how, uint64_t *sc
     if (!(how->temperature > 0) || !(how->top_p > 0) || !(how->min_p >= 0) || how->min_p >= 1) return RVM_BAD_ARGUMENT;
     if (!(how->u >= 0) || !(how->u < 1)) return RVM_BAD_ARGUMENT;
     const int sorted = how->top_p < 1 || how->top_k > 0;
-    const double steepest = 3e38;
-    const float slope = (float)(1 / how->temperature < steepest ? 1 / how->temperature : steepest);
-    distribution d = {logits, vocab, max_of(logits, vocab, -FLT_MAX), slope, 0};
-    if (sorted) d.log_sum = log_sum_of(&d);
+    distribution d = {logits, vocab, max_of(logits, vocab, -FLT_MAX), 0};
+    if (sorted || how->min_p > 0) d.log_sum = log_sum_of(logits, vocab, d.max);
     if (!isfinite(d.max) || !isfinite(d.log_sum)) return RVM_NOT_FINITE;
     *token = sorted ? draw_likely(&d, how, scratch) : draw_any(&d, how, (double *)(void *)scratch);
     return *token < 0 ? RVM_NOT_FINITE : RVM_OK;

@@ -33,4 +33,5 @@ CANDIDATES = (
     Candidate("You answer in English.", MAKERS | REPETITION),
     Candidate("", {"temperature": 0.7, "top_p": 0.9} | REPETITION),
     Candidate("", MAKERS | {"repetition_penalty": 1.2}),
+    Candidate("", MAKERS | {"min_p": 0.5} | REPETITION),
 )

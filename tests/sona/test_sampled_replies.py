@@ -17,12 +17,11 @@ def distribution(logits, ids, penalty, top_p):
     for token in set(ids):
         z[token] = z[token] / penalty if z[token] > 0 else z[token] * penalty
     p = np.exp(z - z.max())
-    p **= 1 / 0.7
     p /= p.sum()
     order = np.argsort(-p, kind="stable")
     kept = order[: int(np.searchsorted(np.cumsum(p[order]), top_p)) + 1]
     found = np.zeros_like(p)
-    found[kept] = p[kept]
+    found[kept] = p[kept] ** (1 / 0.7)
     return found / found.sum()
 
 

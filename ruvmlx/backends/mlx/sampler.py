@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...platform.mx import mx
-from ...sampling import STEEPEST, Distribution, Sampling, check_sampling, filters_of, numbers_after
+from ...sampling import Distribution, Sampling, check_sampling, filters_of, numbers_after
 
 BLOCK = 64  # the number of uniform random numbers that `uniforms` makes at a time
 ROW = 256  # `_sums` adds at most this number of probabilities one by one, so that rounding errors stay small
@@ -20,6 +20,7 @@ BELOW_ONE = 1 - 2.0**-24
 # below this temperature, the largest logit is subtracted from all logits first, because logits / temperature
 # would lose too many digits
 COLD = 0.01
+MAX_INVERSE_TEMPERATURE = 3e38  # the maximum of 1 / temperature, near the largest float32
 
 
 class MLXSampler:
@@ -37,23 +38,19 @@ class MLXSampler:
         if self.sampling.temperature == 0:
             return mx.argmax(logits, axis=-1)
         ids, kept = candidates(logits, self.sampling)
-        at = draw_index(kept, next(self._numbers))
+        at = draw_index(kept, self.sampling.temperature, next(self._numbers))
         return at if ids is None else mx.take_along_axis(ids, at[:, None], axis=-1)[:, 0]
 
 
 def candidates(logits: mx.array, sampling: Sampling) -> tuple[mx.array | None, mx.array]:
-    """Return (candidate ids, their scores [1, n]) of logits [1, V]. A score is a logit divided by the
-    temperature. ids: [1, n], the largest logit first, or None for all ids in the order of the vocabulary. The
-    score is -inf if an id must not be drawn. Ids with equal logits keep their order if MLX's sort is
-    stable."""
-    if sampling.temperature < COLD:
-        logits = logits - logits.max(axis=-1, keepdims=True)
-    scores = logits * min(1 / sampling.temperature, STEEPEST)
-    ids, kept, k = None, scores, sampling.top_k
+    """Return (candidate ids, their logits [1, n]) of logits [1, V]. ids: [1, n], the largest logit first, or
+    None for all ids in the order of the vocabulary. The logit is -inf if an id must not be drawn. Ids with
+    equal logits keep their order if MLX's sort is stable."""
+    ids, kept, k = None, logits, sampling.top_k
     by_rank = filters_of(sampling, sorts=True)
     if by_rank or k > 0:
         ids = mx.argsort(-logits, axis=-1)
-        kept = mx.take_along_axis(scores, ids, axis=-1)
+        kept = mx.take_along_axis(logits, ids, axis=-1)
     seen = Distribution(kept, mx, _softmax, _before)
     for f, value in by_rank + filters_of(sampling, sorts=False):
         kept = mx.where(f.keep(seen, value), kept, -mx.inf)
@@ -71,10 +68,13 @@ def _before(p: mx.array) -> mx.array:
     return (sums - p) / sums[:, -1:]
 
 
-def draw_index(scores: mx.array, u: float) -> mx.array:
-    """Return [1]: the first index at which the cumulative probability of scores [1, n] exceeds u times the
+def draw_index(logits: mx.array, temperature: float, u: float) -> mx.array:
+    """Return [1]: the first index at which the cumulative probability of logits [1, n] exceeds u times the
     total. u: a uniform random number."""
-    mass = _sums(mx.softmax(scores, axis=-1))
+    if temperature < COLD:
+        logits = logits - logits.max(axis=-1, keepdims=True)
+    p = mx.softmax(logits * min(1 / temperature, MAX_INVERSE_TEMPERATURE), axis=-1)
+    mass = _sums(p)
     return mx.argmax(mass > mass[:, -1:] * u, axis=-1)
 
 
