@@ -318,7 +318,7 @@ class Learner:
             while steps and steps[-1][1] == state.version:
                 state = self.active.load(steps[-1][0])
                 steps.pop()
-        for version_before, version_after in steps:
+        for version_before, version_after in reversed(steps):  # a later one took an earlier one back
             with suppress(NotFound):  # without these weights, the effect of this update stays
                 before, after = self.active.load(version_before), self.active.load(version_after)
                 if before.base == state.base:

@@ -7,6 +7,7 @@ import pytest
 
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.errors import AdapterMismatch, NotFound, RuvmlxError, StoreBusy, StoreError
+from ruvmlx.ratings import FACTS
 from ruvmlx.sona import learner as learner_module
 from ruvmlx.store import Store
 from ruvmlx.store import traces as traces_module
@@ -115,6 +116,22 @@ def test_changing_an_older_rating_again_and_again_always_moves_it_the_right_way(
             assert moved > 0 if rating == "up" else moved < 0
         assert results[-1].logprob_after < results[0].logprob_before
         assert runtime.status().ratings == 2
+
+
+def test_the_sums_lose_exactly_what_the_ratings_of_one_reply_added(open_tiny):
+    """The second rating took back the first, so the second leaves the sums first. In the other order, a
+    square would be subtracted twice and limited to 0 in between."""
+    with open_tiny() as runtime:
+        changed, *others = (reply(runtime, f"question {i}", seed=i) for i in range(3))
+        for reply_id, rating in ((changed, "up"), (others[0], "up"), (changed, "down"), (others[1], "up")):
+            runtime.rate(reply_id, rating)
+        learner = runtime.learner
+        sums = [np.zeros_like(learner.micro.evidence)]
+        sums += [learner.active.load(version).micro.evidence for version in range(1, 5)]
+        expected = sums[4] - (sums[1] - sums[0]) - (sums[3] - sums[2])
+        expected[1:] = np.maximum(expected[1:], 0)
+        runtime.rate(changed, "down", FACTS)
+        np.testing.assert_allclose(learner.micro.evidence, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_a_rating_in_another_process_at_the_same_time_is_not_lost(open_tiny, monkeypatch):
