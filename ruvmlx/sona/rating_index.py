@@ -208,8 +208,10 @@ class RatingIndex:
             self.bank.remove(reply_id)
         for reply_id, label in wanted.items():
             if held.get(reply_id) != label:
-                found = pruned.get(reply_id) != label  # True if the entry was not pruned
-                self.bank.put(reply_id, label, self._vector(reply_id) if found else None)
+                is_pruned = pruned.get(reply_id) == label
+                if is_pruned:  # the bank can have this entry, with another label, in its lookups
+                    self.bank.remove(reply_id)
+                self.bank.put(reply_id, label, None if is_pruned else self._vector(reply_id))
         if self._version is None:  # this is the first call of `sync`
             for reply_id in self._store.replies.examples_used(self._model.fingerprint):
                 self.bank.hit(reply_id)
@@ -228,7 +230,11 @@ class RatingIndex:
         return {s.reply_id: s.label for s in signs} | rated
 
     def _vector(self, reply_id: str) -> np.ndarray | None:
-        return self._unit(self._store.replies.query(reply_id)) if reply_id not in self.bank else None
+        """Return the vector with which a new entry is put into the lookups; None if the bank's lookups have
+        the entry."""
+        if self.bank.is_placed(reply_id):
+            return None
+        return self._unit(self._store.replies.query(reply_id))
 
     def _unit(self, state: np.ndarray | None) -> np.ndarray | None:
         """Return the unit vector of a pooled state; None if the state has the wrong shape or is not

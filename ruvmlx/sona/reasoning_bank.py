@@ -101,9 +101,6 @@ class ReasoningBank:
     def __len__(self) -> int:
         return len(self._at) + len(self._unplaced)
 
-    def __contains__(self, reply_id: str) -> bool:
-        return reply_id in self._at or reply_id in self._unplaced
-
     def labels(self) -> dict[str, str]:
         """Return the labels of all entries by reply id."""
         held = {reply_id: int(self._labels[row]) for reply_id, row in self._at.items()} | self._unplaced

@@ -191,6 +191,23 @@ def test_what_is_pruned_stays_so_after_a_restart_but_counts(open_tiny):
         assert runtime.learner.rating_index.bank.is_placed(ids[0])
 
 
+def test_what_is_pruned_follows_from_the_ratings_and_not_from_the_process(open_tiny):
+    """Another process rates a pruned entry better and takes this rating back. Lookups then find the entry,
+    and skip it again, as after a restart."""
+    with open_tiny() as one, open_tiny() as two:
+        ids = [answer(one, i) for i in range(10)]
+        for reply_id in ids:
+            one.rate(reply_id, "down")
+        memories = [runtime.learner.rating_index for runtime in (one, two)]
+        one.learning.loops.deepen()
+        for better in (True, False):
+            two.rate(ids[0], "up") if better else one.undo()
+            with open_tiny() as again:
+                for memory in (*memories, again.learner.rating_index):
+                    memory.sync()
+                    assert memory.bank.is_placed(ids[0]) == better and not memory.bank.is_placed(ids[1])
+
+
 def test_due_after_a_week(promoted_runtime, monkeypatch):
     loop, history = promoted_runtime.learning.loops.deep(), promoted_runtime.learner.history
     began = history.first_rating()
