@@ -23,7 +23,7 @@ from . import instant, objective
 from .adapter_history import commit_batch
 from .evidence import Protect
 from .learner import Learner
-from .state import LearnerState
+from .state import CommittedUpdate
 
 
 @dataclass(frozen=True)
@@ -94,15 +94,14 @@ class RatingBatch:
             raise UsageError("no rating waits; accumulate one first.")
         started = time.perf_counter()
         learner.active.measure(is_hurried=True)
-        new, changed = learner.retry_commit(lambda: self._commit(learner, protect))
-        count = self.pending
+        made = learner.retry_commit(lambda: self._commit(learner, protect))
+        count, after = self.pending, made.after
         self.reset()
         seconds = time.perf_counter() - started
-        return BatchResult(count, changed, new.kl, instant.KL_CAP, new.version, seconds)
+        return BatchResult(count, made.has_effect, after.kl, instant.KL_CAP, after.version, seconds)
 
-    def _commit(self, learner: Learner, protect: Protect | None) -> tuple[LearnerState, bool]:
-        """Compute and commit the update. Return the new state, and True if the weights have changed. Raises
-        HeadMoved if another process commits first."""
+    def _commit(self, learner: Learner, protect: Protect | None) -> CommittedUpdate:
+        """Compute and commit the update. Raises HeadMoved if another process commits first."""
         active, history = learner.active, learner.history
         active.catch_up()
         active.install_base()
@@ -119,7 +118,7 @@ class RatingBatch:
         weights = {id_: learner.weigh(replies[id_], *self._given[id_], traces[id_]) for id_ in replies}
         taste = learner.taste.model_after([(replies[id_], *self._given[id_]) for id_ in replies])
         pieces = [[(traces[id_], weights[id_])] for id_ in replies]
-        new, _ = learner.apply_feedback(base, pieces, "batch of ratings", protect, taste)
+        new, apply_us = learner.apply_feedback(base, pieces, "batch of ratings", protect, taste)
         state = pack_adapter(new.micro, new.layer_lora)
         rows = [(id_, *given, weights[id_]) for id_, given in self._given.items()]
         version = commit_batch(history, before.version, rows, state, new.kl, new.micro.norm)
@@ -131,4 +130,4 @@ class RatingBatch:
                 learner.rating_index.add_rating(replies[id_], rating, version)
             else:
                 learner.rating_index.bank.remove(id_)
-        return active.state, new is not base
+        return CommittedUpdate(before, active.state, [*traces.values()], apply_us)

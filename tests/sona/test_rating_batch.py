@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.errors import NotFound, RuvmlxError, UsageError
+from ruvmlx.ratings import FACTS
 from ruvmlx.sona import rating_batch
 from ruvmlx.sona.rating_batch import RatingBatch
 from ruvmlx.store.audit import disagreement
@@ -137,6 +138,18 @@ def test_another_rating_of_one_reply_leaves_the_rest_of_the_batch(open_tiny):
         given = {row.reply_id: row.rating for row in runtime.learner.history.ratings()}
         assert given == dict(zip(ids, RATINGS, strict=True)) | {ids[1]: "up"}
         assert disagreement(runtime.store) == ""
+
+
+def test_a_batch_that_only_takes_back_has_changed_the_weights(open_tiny):
+    """A rating for wrong facts teaches nothing, but it replaces the rating before. As with a single rating,
+    the result says so."""
+    with open_tiny() as runtime:
+        id_, before, applied = reply(runtime), weights(runtime), []
+        for rating, note in (("up", ""), ("down", FACTS)):
+            batch = RatingBatch()
+            batch.accumulate(runtime.learner, id_, rating, note)
+            applied.append(batch.apply(runtime.learner).applied)
+        assert applied == [True, True] and weights(runtime) == before
 
 
 def test_a_rating_by_another_process_meanwhile_is_kept(open_tiny, monkeypatch):
