@@ -151,6 +151,8 @@ class Background:
         try:
             training = self._resumable_run(pause) or self._fresh(buffer, pause)
             self._paused = None
+            given = (example.version for example in (*buffer.train, *buffer.held_out))
+            training.facts["read"] = max(training.facts["read"], *given)
             promotion = self._promotion_test(buffer, pause)
             self._train(training, buffer, promotion, progress, pause)
             report = self._finish(training, promotion)
@@ -170,8 +172,8 @@ class Background:
     # -- the start of a run --------------------------------------------------------------------------
 
     def _resumable_run(self, pause: Pause = lambda: None) -> Training | None:
-        """Return the stopped run if it began from the version in use or an ancestor, with the same settings,
-        base LoRA and EWC anchors; else None."""
+        """Return the stopped run if the ratings that it read led to the version in use, and if its settings,
+        base LoRA and EWC anchors are still the same; else None."""
         history, state = self._learner.history, self._learner.state
         if (training := self._paused) is None:
             self._promotion = self._step_key = None
@@ -182,7 +184,8 @@ class Background:
             facts = training.facts
             same = facts["settings"] == asdict(self.settings) and facts["base"] == state.base
             same = same and facts["anchors"] == self._anchor_ids()
-            if same and history.leads_to(facts["version"], state.version):
+            facts.setdefault("read", facts["version"])  # an older program stored no "read"
+            if same and history.leads_to(facts["read"], state.version):
                 return training
         self._paused = self._promotion = self._step_key = None
         return None
@@ -198,7 +201,8 @@ class Background:
         """Return a new run from the base LoRA in use. Matrices that this LoRA lacks start unchanged."""
         state, places = self._learner.state, self._places(buffer, pause)
         facts = {"version": state.version, "base": state.base, "settings": asdict(self.settings)}
-        facts |= {"frozen": {}, "anchors": self._anchor_ids()}
+        # "read": the newest version whose rating the run has read
+        facts |= {"read": state.version, "frozen": {}, "anchors": self._anchor_ids()}
         return Training(self._start(state.version, places, pause), SCALE, facts=facts)
 
     def _places(self, buffer: Buffer, pause: Pause) -> list[Place]:
@@ -352,10 +356,8 @@ class Background:
         for _ in range(ATTEMPTS):
             learner.sync()
             parent = learner.state
-            read = learner.history.leads_to(training.facts["version"], parent.version)
-            if (
-                parent.base != training.facts["base"] or not read
-            ):  # not read: a rating that it read was undone
+            in_force = learner.history.leads_to(training.facts["read"], parent.version)
+            if parent.base != training.facts["base"] or not in_force:  # a rating that it read was undone
                 learner.history.put_training(None)
                 return _report(False, "the adapter was changed meanwhile; nothing was done")
             result = promotion.judge(self._candidate(training, promotion.pause), bool(training.pairs))

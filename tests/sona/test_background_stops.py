@@ -17,6 +17,7 @@ from ruvmlx.training import trainer
 from .pauses import Watch
 from .training_runs import (  # noqa: F401 - fixtures
     QUICK,
+    answer,
     consolidate,
     rated_runtime,
     steady,
@@ -185,6 +186,40 @@ def test_a_stopped_run_whose_ratings_were_undone_starts_afresh(rated_runtime):
     rated_runtime.undo()
     rated_runtime.learner.sync()
     assert loop._resumable_run() is None
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_rating_that_came_while_a_run_was_stopped_can_be_undone(rated_runtime, monkeypatch, restart):
+    """The stopped run goes on with the new rating. After its undo, a new run begins, with the same result as
+    if the rating had never been given."""
+    monkeypatch.setattr(promotion, "PPL_RISE", 1.0)
+    monkeypatch.setattr(background, "SAVE_EVERY", 1)
+    loops, steps = rated_runtime.learning.loops, []
+
+    class Later(threading.Event):
+        def __init__(self):
+            super().__init__()
+            self.count = 0
+
+        def is_set(self):
+            self.count += 1
+            return self.count > 250
+
+    consolidate(rated_runtime)
+    wanted = rated_runtime.learner.base.to_bytes()
+    rated_runtime.rollback(14)
+    for last in (False, True):
+        consolidate(rated_runtime, cancel=Later())
+        steps.append(loops.background()._paused.step)
+        if not last:
+            rated_runtime.rate(answer(rated_runtime, 20), "down")
+    assert 0 < steps[0] < steps[1]
+    if restart:
+        loops.background().close()
+    rated_runtime.undo()
+    report, losses = consolidate(rated_runtime)
+    assert report["promoted"] and len(losses) == QUICK.steps
+    assert rated_runtime.learner.base.to_bytes() == wanted
 
 
 def test_a_rating_that_another_process_undoes_meanwhile_teaches_nothing(rated_runtime, monkeypatch, home):
