@@ -191,9 +191,11 @@ class Background:
         return None
 
     def _promotion_test(self, buffer: Buffer, pause: Pause) -> PromotionTest:
-        """Return the stopped promotion test if it uses the same data; else return a new test."""
+        """Return the stopped promotion test if it uses the same data. Else return a new test, and let the
+        stopped step begin again."""
         if self._promotion is None or self._promotion.buffer != buffer:
             self._promotion = PromotionTest(self._learner, buffer, pause)
+            self._step_key = None  # the step that was stopped can have gradients of a deleted reply
         self._promotion.pause = pause
         return self._promotion
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ruvmlx.sona import background, promotion
+from ruvmlx.sona import background, promotion, replay
 from ruvmlx.sona.adapter_history import ATTEMPTS, DUE, AdapterHistory
 from ruvmlx.sona.background import Background
 from ruvmlx.store import HeadMoved, Store, checkpoints
@@ -18,6 +18,7 @@ from .pauses import Watch
 from .training_runs import (  # noqa: F401 - fixtures
     QUICK,
     answer,
+    buffer_of,
     consolidate,
     rated_runtime,
     steady,
@@ -167,14 +168,19 @@ def test_a_training_is_written_whole_or_not_at_all(rated_runtime, monkeypatch):
     assert history.training() is None
 
 
+class Later(threading.Event):
+    """It is set after 250 looks: after some steps of the training."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def is_set(self):
+        self.count += 1
+        return self.count > 250
+
+
 def test_a_stopped_run_whose_ratings_were_undone_starts_afresh(rated_runtime):
-    class Later(threading.Event):
-        count = 0
-
-        def is_set(self):
-            Later.count += 1
-            return Later.count > 250
-
     consolidate(rated_runtime, cancel=Later())
     rated_runtime.learning.loops.background().close()
     loop = Background(rated_runtime.learner, rated_runtime.model, QUICK)
@@ -188,6 +194,34 @@ def test_a_stopped_run_whose_ratings_were_undone_starts_afresh(rated_runtime):
     assert loop._resumable_run() is None
 
 
+def test_a_stopped_step_begins_again_without_a_reply_that_was_deleted(rated_runtime, monkeypatch):
+    """A deletion makes no adapter version. The run goes on in memory as after a restart, where only whole
+    steps are known."""
+    monkeypatch.setattr(promotion, "PPL_RISE", 1.0)
+    monkeypatch.setattr(background, "SAVE_EVERY", 1)
+    loops, bases, real, deleted = rated_runtime.learning.loops, [], replay.load, set[str]()
+
+    def load(*args):
+        buffer = real(*args)
+        return replace(buffer, train=[one for one in buffer.train if one.reply_id not in deleted])
+
+    monkeypatch.setattr(replay, "load", load)
+    for restart in (False, True):
+        deleted.clear()
+        consolidate(rated_runtime, cancel=Later())
+        loop = loops.background()
+        assert loop._paused.step and loop._gradients.pending
+        seed = loop._paused.facts["version"], loop._paused.step
+        deleted.add(buffer_of(rated_runtime).batch(*seed)[0][0].reply_id)
+        if restart:
+            loop.close()
+        report, _ = consolidate(rated_runtime)
+        assert report["promoted"]
+        bases.append(rated_runtime.learner.base.to_bytes())
+        rated_runtime.rollback(14)
+    assert bases[0] == bases[1]
+
+
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_rating_that_came_while_a_run_was_stopped_can_be_undone(rated_runtime, monkeypatch, restart):
     """The stopped run goes on with the new rating. After its undo, a new run begins, with the same result as
@@ -195,16 +229,6 @@ def test_a_rating_that_came_while_a_run_was_stopped_can_be_undone(rated_runtime,
     monkeypatch.setattr(promotion, "PPL_RISE", 1.0)
     monkeypatch.setattr(background, "SAVE_EVERY", 1)
     loops, steps = rated_runtime.learning.loops, []
-
-    class Later(threading.Event):
-        def __init__(self):
-            super().__init__()
-            self.count = 0
-
-        def is_set(self):
-            self.count += 1
-            return self.count > 250
-
     consolidate(rated_runtime)
     wanted = rated_runtime.learner.base.to_bytes()
     rated_runtime.rollback(14)
