@@ -256,7 +256,8 @@ def _training(facts: dict[str, Any]) -> str:
     from ruvmlx.sona.adapter_history import MINIMUM
 
     done, waiting, said = facts["consolidations"], facts["pending"], list[str]()
-    given = facts["ratings"] + facts.get("preferences", 0)
+    # before the first result in use, all that the training can use waits
+    given = facts["ratings"] + facts.get("preferences", 0) if done else waiting
     if done:
         said.append(f"The background learning changed the model {_times(done)}.")
     if facts.get("promoted") is not None and facts.get("reason"):

@@ -33,7 +33,8 @@ class LearnStatus:
     ratings, preferences: the numbers of ratings and preferences in force
     updates: the number of ratings and preferences that changed the weights
     versions: the adapter versions that `rollback` accepts
-    pending: the number of ratings and preferences that are newer than the newest base LoRA
+    pending: the number of ratings and preferences that training can use and that are newer than the newest
+        base LoRA
     consolidations: the number of new base LoRAs among the versions that led to the version in use
     last: the newest finished consolidation, promoted or refused; without consolidations whose result a later
         undo or rollback took out of use
@@ -290,7 +291,7 @@ class AdapterHistory:
         return LearnStatus(
             ratings=len(given) - pairs,
             updates=sum(weight != 0 for _, weight in given),
-            pending=sum(made > read for made, _ in given) if self.trains else 0,
+            pending=sum(made > read for made in self.pairs.trainable_versions()) if self.trains else 0,
             consolidations=len(promotions),
             adapter_version=version,
             kl=kl,

@@ -9,8 +9,13 @@ from ruvmlx.apps.learning_words import (
     nothing_in_use,
     preference_line,
     rating_line,
+    status_facts,
     status_lines,
 )
+
+from ruvmlx.ratings import FACTS
+
+from ..sona.feedback import reply
 
 NOTHING = {
     "ratings": 0, "updates": 0, "pending": 0, "consolidations": 0, "adapter_version": 0, "kl": 0.0,
@@ -36,14 +41,24 @@ def test_an_imported_adapter_has_no_ratings_and_nothing_to_undo():
 
 
 def test_what_waits_is_counted_in_words():
-    waiting = LEARNED | {"ratings": 10, "pending": 1}
+    waiting = LEARNED | {"ratings": 10, "pending": 1, "consolidations": 1}
     assert "1 rating waits for" in status_lines(waiting)[2]
     assert "1 ratings and preferences wait for" in status_lines(waiting | {"preferences": 2})[2]
 
 
+def test_ratings_that_a_training_cannot_use_do_not_wait(open_tiny):
+    """Before, 12 ratings waited, and `learn consolidate` said that there were 6."""
+    with open_tiny() as runtime:
+        for i in range(12):
+            runtime.rate(reply(runtime, seed=i), "down", FACTS if i % 2 else "")
+        facts = status_facts(runtime.status())
+        assert "there are 6" in runtime.learning.consolidate()["reason"]
+    assert (facts["ratings"], facts["pending"]) == (12, 6) and NEEDS.format(given=6) in status_lines(facts)
+
+
 def test_a_refused_result_is_not_followed_by_the_proposal_to_try_again():
     """`learn consolidate` has said the result itself, so the lines do not repeat it."""
-    refused = LEARNED | {"ratings": 10, "promoted": False, "reason": ""}
+    refused = LEARNED | {"ratings": 10, "pending": 10, "promoted": False, "reason": ""}
     assert status_lines(refused)[2] == "The background learning tries again after some more ratings."
 
 
@@ -69,8 +84,8 @@ def test_what_was_learned_has_its_distance_and_the_way_back():
         "`ruvmlx learn rollback V` goes to version V (0: the original model).",
         NEEDS.format(given=3),
     ]
-    assert status_lines(LEARNED | {"ratings": 10, "updates": 10})[2] == (
-        "3 ratings wait for the background learning: `ruvmlx learn consolidate` starts it now."
+    assert status_lines(LEARNED | {"ratings": 10, "updates": 10, "pending": 10})[2] == (
+        "10 ratings wait for the background learning: `ruvmlx learn consolidate` starts it now."
     )
 
 
@@ -88,8 +103,8 @@ def test_preferences_are_counted_beside_the_ratings():
     assert lines[0].startswith("Learned from 3 ratings and 1 preference; 1 changed nothing. ")
     assert "takes the last rating or preference back" in lines[1]
     assert lines[2] == NEEDS.format(given=4)
-    enough = status_lines(facts | {"ratings": 9})
-    assert enough[2].startswith("4 ratings and preferences wait for the background learning")
+    enough = status_lines(facts | {"ratings": 9, "pending": 10})
+    assert enough[2].startswith("10 ratings and preferences wait for the background learning")
     only = status_lines(facts | {"ratings": 0, "preferences": 2, "updates": 2})
     assert only[0].startswith("Learned from 2 preferences. ")
 
