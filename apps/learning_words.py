@@ -88,7 +88,7 @@ def _signal_line(group: dict[str, Any]) -> str:
     """Return a line about a group of learning signals: their number, and the mean quality of the replies (0
     to 1)."""
     scale = (
-        "your stars (1 star is 0%, 5 stars are 100%)"
+        "your ratings (up is 100%, down is 0%, and 50% is the middle of your stars)"
         if group["kind"] == "explicit"
         else "what you did with a reply (0% is bad, 100% is good)"
     )

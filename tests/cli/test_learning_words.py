@@ -1,5 +1,6 @@
 """`learn status` and `rate` for people who know neither KL nor adapters."""
 
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from ruvmlx.apps.learning_words import (
 )
 
 from ruvmlx.ratings import FACTS
+from ruvmlx.sona.adapter_history import signal_groups
 
 from ..sona.feedback import reply
 
@@ -138,6 +140,18 @@ def test_a_small_distance_is_not_written_as_none():
     facts = LEARNED | {"adapter": "default", "signals": []}
     shown = {kl: dict(detail_rows(facts | {"kl": kl}))["distance"].split(";")[0] for kl in KLS}
     assert shown == {0.0: "0.0000", 0.00004: "less than 0.0001", 0.0001: "0.0001", 0.012: "0.0120"}
+
+
+def test_the_quality_of_rated_replies_is_a_rank(open_tiny):
+    """Five stars were said to be 100%, and someone who gave nothing else saw 77%."""
+    with open_tiny() as runtime:
+        for i in range(12):
+            runtime.rate(reply(runtime, seed=i), "5")
+        runtime.learning.settle()
+        groups = [asdict(group) for group in signal_groups(runtime.learner.history)]
+    rows = dict(detail_rows(LEARNED | {"adapter": "default", "signals": groups}))
+    assert 0.5 < groups[0]["quality"] < 0.8
+    assert rows["rated replies"].endswith("(up is 100%, down is 0%, and 50% is the middle of your stars)")
 
 
 def test_a_refused_training_says_why():
