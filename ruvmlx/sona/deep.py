@@ -125,7 +125,8 @@ class Deep:
         if max(self.task_starts(), default=0) > version:
             return "a new task began"
         since = last.created if last else history.first_rating() or 0.0
-        return "a week has passed" if (now or time.time()) - since >= WEEK else ""
+        # `abs`, because the clock can have been wrong in the last run
+        return "a week has passed" if abs((now or time.time()) - since) >= WEEK else ""
 
     def task_starts(self) -> list[int]:
         """Return the adapter versions whose ratings began a new task (`Task`), the oldest first. The result

@@ -218,6 +218,8 @@ def test_due_after_a_week(promoted_runtime, monkeypatch):
     assert loop.why_due(ended + 9 * deep.WEEK) == ""  # nothing is new
     promoted_runtime.rate(answer(promoted_runtime, 14), "up")
     assert loop.why_due(ended + 1) == "" and loop.why_due(ended + deep.WEEK) == "a week has passed"
+    # the clock was months ahead in the last run: before, no run was due for months
+    assert loop.why_due(ended - 9 * deep.WEEK) == "a week has passed"
 
 
 def test_due_where_a_new_task_began(promoted_runtime, monkeypatch):
