@@ -129,6 +129,19 @@ def test_a_changed_rating_takes_the_old_one_back_exactly(open_tiny, monkeypatch)
         assert router_state(router) == nothing
 
 
+def test_wrong_facts_teach_the_router_nothing(open_tiny):
+    """The reason takes what the bad rating had taught the router back."""
+    with open_tiny(router=True) as runtime:
+        for i in range(3):
+            runtime.rate(reply(runtime, seed=i).request_id, "up")
+        router = runtime.learning._routing.of(runtime.learner)
+        before, last = router_state(router), reply(runtime, seed=9).request_id
+        runtime.rate(last, "down")
+        assert router_state(router) != before
+        runtime.choices.give_reason(last, "facts")
+        assert router_state(router) == before and runtime.status().ratings == 4
+
+
 def test_ten_restarts_lose_nothing(open_tiny):
     expected = None
     for i in range(10):

@@ -299,10 +299,12 @@ class Router(ArmChooser):
         return self._history.version(), self._store.routes.rated_mark(*self._mine)
 
     def _rated_choices(self) -> list[RatedRoute]:
-        return self._store.routes.rated_routes(*self._mine, WINDOW)
+        teaching = {reply_id for reply_id, *_ in self._history.labels()}
+        rows = self._store.routes.rated_routes(*self._mine, WINDOW)
+        return [row for row in rows if row.reply_id in teaching]
 
     def _labels(self, rows: list[RatedRoute]) -> list[str]:
-        return [rating for _, rating, _ in self._store.ratings.labels(*self._mine)]
+        return [rating for _, rating, _ in self._history.labels()]
 
     def choose(
         self, turns: np.ndarray, seed: int | None = None, arms: tuple[str, ...] | None = None
