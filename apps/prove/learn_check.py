@@ -64,7 +64,8 @@ class CheckSummary:
     words_before, words_after: the mean numbers of words of the replies
     shorter, longer: the numbers of questions whose reply is shorter, or longer, with the adapter
     cut_before, cut_after: the numbers of replies that reached the length limit
-    is_length_clear: True if the change of length is larger than chance explains
+    is_length_clear: True if the change of length is larger than chance explains, and if the mean number of
+        words changes in the same direction
     preferred, not_preferred: the numbers of questions for which the taste model predicts more stars for the
         reply with the adapter, or for the reply without the adapter
     is_taste_clear: True if the ratings show clearly what the user likes
@@ -181,6 +182,8 @@ def _summary(
     before, after = (
         np.array([getattr(row, name) for row in rows], float) for name in ("words_before", "words_after")
     )
+    grown = np.log1p(after) - np.log1p(before)
+    is_same_way = bool(grown.mean() * (after.mean() - before.mean()) > 0)  # one long reply can be most words
     preferred, not_preferred = (sum(r.predicted == side for r in rows) for side in ("after", "before"))
     return CheckSummary(
         ratings,
@@ -190,7 +193,7 @@ def _summary(
         int((after < before).sum()),
         int((after > before).sum()),
         *cut,
-        is_beyond_chance(np.log1p(after) - np.log1p(before)),
+        is_same_way and is_beyond_chance(grown),
         preferred,
         not_preferred,
         is_taste_clear,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from ruvmlx.apps.prove import learn_check
-from ruvmlx.apps.prove.learn_check import CheckSummary, is_beyond_chance, sentences, sign_test
+from ruvmlx.apps.prove.learn_check import CheckRow, CheckSummary, is_beyond_chance, sentences, sign_test
 
 from ruvmlx.errors import NotFound
 from ruvmlx.progress import QUIET, Watch
@@ -50,6 +50,16 @@ def test_chance_makes_a_length_clear_in_at_most_one_of_twenty():
     found = [is_beyond_chance(rng.normal(0, 0.4, 20)) for _ in range(200)]
     assert np.mean(found) < 0.09
     assert is_beyond_chance(rng.normal(-0.3, 0.4, 20)) and not is_beyond_chance(np.zeros(20))
+
+
+def test_it_never_says_shorter_of_replies_that_became_longer():
+    """19 of 20 replies have twice the words, and one long reply has become short: fewer words on average."""
+    words = [(10, 20)] * 19 + [(250, 20)]
+    rows = tuple(CheckRow("", False, "", "", *pair, 3.0, 3.0, "") for pair in words)
+    summary = learn_check._summary(rows, (0, 0), 9, False)
+    assert sentences(summary)[0].startswith("Length: 22 → 20 words on average (1 shorter, 19 longer).")
+    grown = learn_check._summary(rows[:-1], (0, 0), 9, False)
+    assert sentences(grown)[0] == "Longer: 10 → 20 words on average; 19 of 19 replies are."
 
 
 def test_without_anything_learned_it_says_so(open_tiny):
