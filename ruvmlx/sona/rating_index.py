@@ -123,12 +123,14 @@ class RatingIndex:
             self._questions[text] = state
 
     def forget_questions(self) -> None:
-        """Drop the questions in memory. The question of a reply that has no vector yet is embedded at its
-        rating."""
+        """Drop the questions in memory, also their vectors in the bank, which the next `sync` fills from the
+        store. The question of a reply that has no vector yet is embedded at its rating."""
         while self._ahead:
             self._ahead.popitem()[1].cancel()
         self._questions.clear()
         self._new.clear()
+        vars(self).pop("bank", None)
+        self._version = None
 
     def known_state(self, text: str) -> np.ndarray | None:
         """Return a question's pooled state [D] from the cache; None if the cache does not have the

@@ -11,6 +11,9 @@ from ruvmlx.models.config.model import Message
 from ruvmlx.sona import objective, rating_index, reasoning_bank, signal
 from ruvmlx.sona.reasoning_bank import ALIKE, NEIGHBOURS, PRIOR, SCAN, ReasoningBank
 
+from ..test_runtime import say
+from .feedback import chat_with_reply
+
 
 def unit(x) -> np.ndarray:
     return (x / np.linalg.norm(x, axis=-1, keepdims=True)).astype(np.float32)
@@ -309,6 +312,32 @@ def test_what_another_process_rates_is_noticed(open_tiny):
             one.learner.rating_index.status().entries == 2
             and two.learner.rating_index.bank.labels()[first] == "2"
         )
+
+
+def test_a_deleted_chat_leaves_the_bank_as_after_a_restart(open_tiny):
+    """Its rating only counts, without the vector of its question, and its implicit feedback is gone. Before,
+    both stayed in lookups until the program ended."""
+
+    def memory(runtime):
+        index = runtime.learner.rating_index
+        index.sync()
+        query = index.whitening(runtime.store.replies.query(kept))
+        return index.bank.labels(), index.bank.is_placed(rated), index.bank.value(query, kept)
+
+    with open_tiny(implicit_feedback=True) as runtime:
+        chat, _ = chat_with_reply(runtime, "tea?")
+        rated = runtime.chats.turns(chat)[-1].reply_id
+        runtime.rate(rated, "up")
+        say(runtime, chat, "tea, again?")
+        copied, kept = runtime.chats.turns(chat)[-1].reply_id, reply(runtime, "tea?", seed=2)
+        runtime.learning.notice(copied, "copied")
+        runtime.rate(kept, "down")
+        assert memory(runtime)[0] == {rated: "up", copied: "copied", kept: "down"}
+        runtime.erase_chat(chat)
+        found = memory(runtime)
+        assert found[:2] == ({rated: "up", kept: "down"}, False)
+        with open_tiny(implicit_feedback=True) as again:
+            assert memory(again) == found
 
 
 def test_a_question_that_was_never_read_or_is_not_finite_only_counts(open_tiny):
