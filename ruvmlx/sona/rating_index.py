@@ -290,7 +290,7 @@ class RatingIndex:
 
     def _signal(self, reply: ReplyRow, label: str) -> LearningSignal:
         return signal.extract(
-            reply.id, label, self.bank.counts, self.query(reply), reply.latency_ratio,
+            reply.id, label, self.bank.counts_without(reply.id), self.query(reply), reply.latency_ratio,
             signal.tier(self._model.parameters), len(reply.prompt_ids) + len(reply.sampled_ids),
         )  # fmt: skip
 

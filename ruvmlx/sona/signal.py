@@ -82,7 +82,7 @@ def extract(
     """Return the learning signal of a reply with this label (a rating, or implicit feedback). A star rating
     is ranked among the star ratings in `counts`.
 
-    counts: [len(LABELS)], the number of entries with each label in the reasoning bank
+    counts: [len(LABELS)], the number of entries of other replies with each label in the reasoning bank
     """
     quality = (reward_of(label, counts) + 1) / 2
     kind = "implicit" if label in IMPLICIT else "explicit"

@@ -76,6 +76,18 @@ def test_a_rating_leaves_a_signal(open_tiny):
     assert row.context_tokens == len(ids.prompt_ids) + len(ids.sampled_ids)
 
 
+def test_a_changed_rating_is_not_ranked_against_itself(open_tiny):
+    """The same rating of the same reply has the same quality."""
+    with open_tiny() as runtime:
+        reply_id = reply(runtime)
+        for rating in ("5", "5", "1", "1"):
+            runtime.rate(reply_id, rating)
+        runtime.learning.settle()
+        found = runtime.store.signals.all(runtime.model.fingerprint)
+        assert [one.quality for one in found] == [1.0, 1.0, 0.0, 0.0]
+        assert signal_groups(runtime.learner.history)[0].quality == 0.0
+
+
 def test_what_is_done_with_a_reply_is_not_recorded_unless_asked_for(open_tiny):
     with open_tiny() as runtime:
         assert runtime.learning.notice(reply(runtime), "copied") is False
