@@ -282,7 +282,7 @@ class Learning:
     def forget_words(self) -> None:
         """Drop the questions and the features of replies in memory, and the traces of deleted replies
         (`Runtime.forget_words`)."""
-        for learner in self.residency.loaded_adapters():
+        for learner in self._learners():
             learner.traces.forget_deleted()
             learner.rating_index.forget_questions()
             learner.taste.forget_features()
@@ -342,9 +342,13 @@ class Learning:
         """Save in the store the training runs that are stopped now, and what only the memory has of the
         adapters."""
         self._close_loops()
-        # the adapter in use is also in memory if other adapters have evicted it
-        for learner in filter(None, [*self.residency.loaded_adapters(), self.learner]):
+        for learner in self._learners():
             _save_learner(learner)
+
+    def _learners(self) -> list[Learner]:
+        """Return the learners in memory. The learner of the adapter in use is also in memory if other
+        adapters have evicted it."""
+        return list(filter(None, [*self.residency.loaded_adapters(), self.learner]))
 
     def _close_loops(self) -> None:
         if self._loops is not None:

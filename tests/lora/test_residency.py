@@ -171,6 +171,20 @@ def test_the_adapter_in_use_is_saved_although_it_was_evicted(open_tiny, tiny):
         assert runtime.store.traces.get(reply) is not None
 
 
+def test_the_adapter_in_use_forgets_deleted_words_although_it_was_evicted(open_tiny, tiny):
+    """Before, it kept the question, the trace and the features until the program ended."""
+    with with_two_adapters(open_tiny, tiny) as runtime:
+        runtime.learning.residency.budget = 1
+        assert runtime.learning.of("other") is not None
+        chat = runtime.chats.new_chat()
+        reply, learner = say(runtime, chat, "hello there").request_id, runtime.learner
+        runtime.rate(reply, "up")
+        assert reply in learner.traces.held and learner.taste.model.ratings == 1
+        runtime.erase_chat(chat)
+        assert reply not in learner.traces.held and learner.rating_index.known_state("hello there") is None
+        assert learner.taste.model.ratings == 0
+
+
 def test_the_traces_of_an_adapter_count(open_tiny, tiny):
     """Both adapters fit into the budget, but not with the traces of a long reply; the store gets these."""
     runtime = with_two_adapters(open_tiny, tiny)
