@@ -22,10 +22,10 @@ class PairHistory:
         return self._store.ratings.weights(*self._key) + pairs
 
     def trainable_versions(self) -> list[int]:
-        """Return the adapter versions of the ratings and preferences. Leave out a rating that training cannot
-        use. The result has one version for each rating and each preference."""
+        """Return the adapter versions of the ratings and preferences that training can use. The result has
+        one version for each rating and each preference."""
         given = self._store.ratings.trainable_versions(*self._key)
-        return given + [preference.version for preference in self.in_force()]
+        return given + self._store.preferences.trainable_versions(*self._key)
 
     def kind(self, version: int) -> str:
         """Return the kind (PreferenceRow.kind) of the preference that made this adapter version."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from .ancestors import ALL_STEPS, WITH_ANCESTORS, enforce, newest_version
 from .audit_log import Witness
 from .database import Database, columns
-from .ratings import RatedReply
+from .ratings import USABLE, RatedReply
 from .replies import ReplyWords
 
 # this SQL gives the same value for both orders of two replies
@@ -106,6 +106,18 @@ class Preferences:
         )
         return [PreferenceLabel(**row) for row in rows]
 
+    def trainable_versions(self, fingerprint: str, name: str) -> list[int]:
+        """Return the versions that the preferences in force made, oldest first. Leave out a preference if
+        training can use neither of its replies."""
+        rows = self._db.rows(
+            "SELECT version FROM preferences p WHERE fingerprint = ? AND adapter = ? AND in_force"
+            f" AND EXISTS (SELECT 1 FROM replies r WHERE r.id IN (p.better, p.worse) AND {USABLE})"
+            " ORDER BY id",
+            fingerprint,
+            name,
+        )
+        return [version for (version,) in rows]
+
     def texts(self, fingerprint: str, name: str) -> list[tuple[str, str, str]]:
         """Return (prompt, better text, worse text) of the preferences in force whose replies were not
         deleted, oldest first."""
@@ -147,8 +159,7 @@ class Preferences:
             "  WHERE fingerprint = ?1 AND adapter = ?2 AND in_force)"
             " SELECT r.id AS reply_id, s.rating, s.version, r.prompt_ids, r.sampled_ids, r.thought, r.query,"
             " r.logprob, s.reward FROM said s JOIN replies r ON r.id = s.reply_id"
-            " WHERE length(r.sampled_ids) > 0 AND length(r.prompt_ids) > 0"
-            " AND (r.features IS NULL OR length(r.features) > 0)"
+            f" WHERE {USABLE}"
             " AND s.id = (SELECT max(id) FROM said WHERE reply_id = s.reply_id)"
             " AND NOT EXISTS (SELECT 1 FROM ratings t WHERE t.reply_id = r.id AND t.fingerprint = ?1"
             " AND t.adapter = ?2 AND t.in_force)"

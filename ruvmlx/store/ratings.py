@@ -54,11 +54,15 @@ class RatedReply:
 _TEACHES = (
     f"NOT (t.rating IN {BAD} AND (t.note = '{FACTS}' OR substr(t.note, 1, {len(FACTS) + 1}) = '{FACTS}:'))"
 )
+# from the rows of `replies` r: the replies that training can use
+USABLE = (
+    "length(r.sampled_ids) > 0 AND length(r.prompt_ids) > 0"
+    " AND (r.features IS NULL OR length(r.features) > 0)"
+)
 # from the rows of `ratings` t and `replies` r: the ratings in force of an adapter that training can use
 _TRAINS = (
     " FROM ratings t JOIN replies r ON r.id = t.reply_id"
-    " WHERE t.fingerprint = ? AND t.adapter = ? AND t.in_force AND length(r.sampled_ids) > 0"
-    f" AND length(r.prompt_ids) > 0 AND (r.features IS NULL OR length(r.features) > 0) AND {_TEACHES}"
+    f" WHERE t.fingerprint = ? AND t.adapter = ? AND t.in_force AND {USABLE} AND {_TEACHES}"
 )
 
 

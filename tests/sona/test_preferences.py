@@ -8,6 +8,7 @@ import pytest
 from ruvmlx.chats.chat_file import as_json
 from ruvmlx.errors import AdapterMismatch, NotFound, StoreBusy, UsageError
 from ruvmlx.sona import objective
+from ruvmlx.sona.adapter_history import MINIMUM
 from ruvmlx.sona.evidence import update_by
 from ruvmlx.sona.export_examples import rows
 from ruvmlx.store.audit import disagreement
@@ -297,6 +298,21 @@ def test_deleting_a_chat_deletes_its_words_and_keeps_what_was_learned(open_tiny)
         assert runtime.learner.history.pairs.texts() == [] and runtime.learner.history.rated_replies(9) == []
         runtime.undo()
         assert runtime.status().preferences == 0 and disagreement(runtime.store) == ""
+
+
+def test_preferences_without_words_do_not_wait_for_a_training(open_tiny):
+    """Before, a training was due again and again, and said that it needs 10 preferences and has 10."""
+    with open_tiny() as runtime:
+        for i in range(MINIMUM):
+            chat, _ = chat_with_reply(runtime, f"question {i}")
+            again(runtime, chat)
+            first, second = (row.reply_id for row in runtime.store.messages.all(chat)[1:])
+            runtime.choices.prefer(second, first)
+            assert runtime.status().pending == 1
+            runtime.erase_chat(chat)
+        status = runtime.status()
+        assert (status.preferences, status.pending) == (MINIMUM, 0) and not runtime.learning.is_due()
+        assert runtime.learning.consolidate()["reason"].endswith("there are 0")
 
 
 def test_a_saved_adapter_has_its_preferences_and_a_removed_one_has_none(open_tiny):
