@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import subprocess
 import tomllib
 from pathlib import Path
@@ -33,6 +34,13 @@ def test_no_line_installs_into_an_externally_managed_python():
         assert "pip install" not in line or "~/.uv/bin/pip install" in line
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/install.md"])
+def test_zsh_takes_the_install_lines_as_they_stand(page):
+    """zsh, the shell of macOS, takes `# words` as arguments, so `brew install uv # macOS` fails."""
+    lines = re.findall(r"(?m)^ {4}.*", (ROOT / page).read_text("utf-8"))
+    assert len(lines) > 10 and not [line for line in lines if " #" in line]
+
+
 @pytest.fixture
 def stranger(tmp_path):
     """Runs the script with programs in the place of uv and its installers; (exit code, their calls)."""
@@ -57,8 +65,7 @@ def stranger(tmp_path):
 def test_the_script_runs_the_lines_as_they_stand(stranger, way):
     code, calls = stranger(way, "It is Paris.")
     assert code == 0
-    bare = [command.partition("#")[0].strip() for command in COMMANDS]
-    assert calls == [f"{way} install uv", "uv --version", bare[0], f"{bare[1]} -m unit"]
+    assert calls == [f"{way} install uv", "uv --version", COMMANDS[0], f"{COMMANDS[1]} -m unit"]
 
 
 def test_the_script_fails_where_the_chat_does_not_answer(stranger):
