@@ -47,6 +47,8 @@ def copy_with_tool(text: str) -> bool:
             input=text.encode("utf-16-le" if command[0] == "clip.exe" else "utf-8"),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            # pbcopy reads its input in the encoding of the locale: without a locale, an "é" becomes "√©".
+            env={**os.environ, "LC_ALL": "en_US.UTF-8"} if command[0] == "pbcopy" else None,
             timeout=SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired):

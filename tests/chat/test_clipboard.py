@@ -61,6 +61,14 @@ def test_text_reaches_the_tool(tools):
     assert clipboard.copy_with_tool("日本\n`x`") and got.read_text() == "日本\n`x`"
 
 
+def test_pbcopy_reads_the_text_as_utf_8(tools, monkeypatch):
+    """Its manual: the locale's variables say the encoding; without them it is not UTF-8."""
+    got = tools("pbcopy", 'cat > $0.got; echo "$LC_ALL" >> $0.got')
+    os.environ["LC_ALL"] = "C"
+    monkeypatch.setattr(clipboard.tool, "__defaults__", (os.environ, "darwin"))
+    assert clipboard.copy_with_tool("é\n") and got.read_text() == "é\nen_US.UTF-8\n"
+
+
 @pytest.mark.parametrize("script", ["exit 1", "sleep 9"])
 def test_a_tool_that_fails_or_hangs_falls_back_to_the_terminal(tools, monkeypatch, script):
     """The terminal is asked then; where there is none either, one line says so."""
