@@ -151,11 +151,12 @@ def _add(store: Store, chat: Imported) -> str:
 
 
 def chat_files(path: Path) -> list[Path]:
-    """Return [path] if `path` is a file; if it is a folder, return all .json files below it. Raises
-    UsageError for a folder without .json files."""
+    """Return [path] if `path` is a file; if it is a folder, return all .json files below it that are not
+    hidden, because macOS adds hidden files (._NAME) on some disks and in zip files. Raises UsageError for a
+    folder without .json files."""
     if not path.is_dir():
         return [path]
-    found = sorted(file for file in path.rglob("*.json") if file.is_file())
+    found = sorted(file for file in path.rglob("[!.]*.json") if file.is_file())
     if not found:
         raise UsageError(f"{one_line(str(path))} has no .json file; give a folder of exported chats.")
     return found

@@ -32,6 +32,7 @@ def folder(tmp_path):
         "old/settings.json": {"font": 12},
     }.items():  # fmt: skip
         (tmp_path / name).write_text(json.dumps(talk))
+    (tmp_path / "old" / "._a.json").write_bytes(b"\0\5\x16\7")  # of macOS, on an exFAT disk
     return tmp_path / "old"
 
 

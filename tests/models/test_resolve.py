@@ -70,6 +70,8 @@ def test_folders_and_files(tmp_path):
     assert find_model(str(file)) == find_model(str(file.parent)) == ModelFiles("tiny", file)
     other = shutil.copy(file, tmp_path / "blob")
     assert load_model(str(other)).format == "gguf"
+    (file.parent / "._tiny.gguf").write_bytes(b"\0\5\x16\7")  # of macOS, on an exFAT disk
+    assert find_model(str(file.parent)) == ModelFiles("tiny", file)
     shutil.copy(file, file.parent / "second.gguf")
     with pytest.raises(ModelNotFound, match="holds 2 GGUF files"):
         find_model(str(file.parent))

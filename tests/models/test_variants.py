@@ -120,3 +120,9 @@ def test_a_folder_that_is_not_there(tmp_path):
     assert variants_in(tmp_path / "nowhere") == ()
     (tmp_path / "a-Q4_0.gguf").symlink_to(tmp_path / "gone")
     assert variants_in(tmp_path) == ()
+
+
+def test_what_macos_puts_beside_a_file_is_no_model(tmp_path):
+    for name in ("a-Q4_0.gguf", "._a-Q4_0.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    assert [variant.files for variant in variants_in(tmp_path)] == [("a-Q4_0.gguf",)]

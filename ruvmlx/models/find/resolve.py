@@ -20,6 +20,7 @@ from ...text import did_you_mean_model
 from ..files.gguf_split import first_part, whole_name
 from ..weights.own_layouts import refuse_own_layout
 from .starter import STARTER_NAMES, starter_path
+from .variants import GGUF_FILES
 
 REPO = re.compile(
     r"(?P<repo>\w[\w.-]*/[\w.-]+(?<!\.gguf))(?::(?P<type>[\w.-]+)|/(?P<file>[^\0]+\.gguf))?", re.ASCII
@@ -83,7 +84,7 @@ def _folder(path: Path) -> ModelFiles:
     Raises an error if the folder has neither, or several GGUF models."""
     if (path / "config.json").is_file():
         return ModelFiles(path.resolve().name, path)
-    ggufs = sorted({first_part(p) for p in path.glob("*.gguf")})
+    ggufs = sorted({first_part(p) for p in path.glob(GGUF_FILES)})
     if len(ggufs) == 1:
         return _file(ggufs[0])
     if ggufs:

@@ -28,6 +28,9 @@ _TYPE = re.compile(
 )
 # words in names of GGUF files that are no language models: parts for images, statistics for quantisation
 _BESIDE = re.compile(r"mmproj|imatrix", re.IGNORECASE)
+# The pattern of the names of GGUF files that are not hidden. On an exFAT disk, macOS puts a file ._NAME with
+# the attributes of NAME beside each file.
+GGUF_FILES = "[!.]*.gguf"
 
 
 @dataclass(frozen=True)
@@ -96,10 +99,10 @@ def variants(sizes: Mapping[str, int]) -> tuple[GGUFVariant, ...]:
 
 
 def variants_in(folder: Path) -> tuple[GGUFVariant, ...]:
-    """Return the GGUF models that the files in a folder and its subfolders form; none if the folder cannot be
-    read."""
+    """Return the GGUF models that the files in a folder and its subfolders form, without hidden files
+    (`GGUF_FILES`); none if the folder cannot be read."""
     try:
-        files = [path for path in folder.rglob("*.gguf") if path.is_file()]
+        files = [path for path in folder.rglob(GGUF_FILES) if path.is_file()]
         return variants({path.relative_to(folder).as_posix(): path.stat().st_size for path in files})
     except OSError:
         return ()
