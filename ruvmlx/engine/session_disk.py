@@ -22,8 +22,9 @@ from .session import Session, common_prefix
 def model_key(model: Model) -> str:
     """Return a text that identifies the weights of a model. The text has the fingerprint and a hash of the
     size and the modification time of each file. The fingerprint alone is not enough: it depends on few
-    tensors, and two models can differ only in the other tensors."""
-    files = sorted(model.path.iterdir()) if model.path.is_dir() else [model.path]
+    tensors, and two models can differ only in the other tensors. Hidden files do not count, because macOS
+    writes a file .DS_Store into each folder that its user looks at."""
+    files = sorted(model.path.glob("[!.]*")) if model.path.is_dir() else [model.path]
     facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]
     return f"{model.fingerprint} {hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
 

@@ -178,6 +178,8 @@ def test_a_model_with_other_layers_does_not_read_the_caches(tiny_folder, home, t
         model = load_model(str(folder))
         keys.append((model.fingerprint, model_key(model)))
     assert keys[0][0] == keys[1][0] and keys[0][1] != keys[1][1]
+    (other / ".DS_Store").write_bytes(b"Bud1")  # macOS writes it when its user looks at the folder
+    assert model_key(model) == keys[1][1]
     assert (
         LLMInferenceEngine(model, NativeBackend(model, threads=1)).sessions.keys.key(None)["model"]
         == keys[1][1]
