@@ -2,6 +2,7 @@
 verbs, options, models, adapters, chats and settings."""
 
 import os
+import sys
 from pathlib import Path
 
 import click
@@ -102,19 +103,21 @@ def line_to_add(shell: str) -> str:
 
 
 def _startup(shell: str) -> str:
-    return {"bash": "~/.bashrc", "zsh": "~/.zshrc"}[shell]
+    # The terminal of macOS starts login shells, and a login bash does not read ~/.bashrc.
+    bash = "~/.bash_profile" if sys.platform == "darwin" else "~/.bashrc"
+    return {"bash": bash, "zsh": "~/.zshrc"}[shell]
 
 
 def script(shell: str) -> str:
-    """Return the text of the shell's completion file. The library click makes this text."""
+    """Return the text of the shell's completion file. The library click makes this text, and warns about a
+    bash that is too old for it, such as the bash of macOS."""
     from click.shell_completion import get_completion_class
 
     from . import cli
 
     found = get_completion_class(shell)
     assert found is not None
-    made = found(cli, {}, "ruvmlx", ANSWER)
-    return made.source_template % made.source_vars()
+    return found(cli, {}, "ruvmlx", ANSWER).source()
 
 
 def _write(path: Path, text: str) -> None:

@@ -57,6 +57,18 @@ def test_the_shell_is_the_users_own_and_an_unknown_one_is_an_error(own_home, run
     assert code == 2 and "nu" in err and "--shell" in err
 
 
+def test_the_bash_of_macos_is_too_old_and_reads_another_file(own_home, run, tmp_path, monkeypatch):
+    """Its version is 3.2, which does not know `complete -o nosort`. Its terminal starts login shells."""
+    old = tmp_path / "old" / "bash"
+    old.parent.mkdir()
+    old.write_text("#!/bin/sh\necho '3.2.57(1)-release'\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{old.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    _, out, err = run("completion", "install", "--shell", "bash")
+    assert "older than 4.4" in err and "~/.bash_profile" in out
+
+
 def test_print_writes_nothing(own_home, run):
     code, out, _ = run("completion", "install", "--shell", "bash", "--print")
     assert code == 0 and "complete" in out and not list(own_home.rglob("*"))
