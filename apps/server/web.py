@@ -3,8 +3,10 @@ limit of open connections."""
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
+import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -22,6 +24,7 @@ from .limits import ServerLimits
 from .requestlog import RequestLog
 
 _REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
+ANSWER_SECONDS = 0.3  # the maximum time to wait for another program on the server's address
 _GRACE = 10  # seconds that replies in progress get to end when the server stops
 
 
@@ -145,6 +148,8 @@ def listening(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise RuvmlxError(f"cannot listen on {host}: {error.strerror or error}.") from None
     try:
+        if port and _is_answered(address):
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
         found.listen(128)
@@ -155,3 +160,13 @@ def listening(host: str, port: int) -> socket.socket:
             "Another program may use it; choose another --port."
         ) from None
     return found
+
+
+def _is_answered(address: tuple[Any, ...]) -> bool:
+    """Return True if a program listens on this address. With SO_REUSEADDR, macOS lets a program bind
+    127.0.0.1 and a port although another program listens on all addresses and this port."""
+    try:
+        socket.create_connection(address[:2], ANSWER_SECONDS).close()
+    except OSError:
+        return False
+    return True

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 from ruvmlx.apps.cli.serve import PORT, _announce, _keys, _url
+from ruvmlx.apps.server.web import listening
 
-from ruvmlx.errors import UsageError
+from ruvmlx.errors import RuvmlxError, UsageError
 
 
 @pytest.fixture
@@ -126,6 +127,16 @@ def test_a_port_in_use_is_one_line(start):
         process = start("--port", str(used.getsockname()[1]))
         out, err = process.communicate(timeout=600)
     assert process.returncode == 1 and out == "" and len(err.splitlines()) == 1 and "--port" in err
+
+
+def test_a_port_of_a_program_on_all_addresses_is_in_use(monkeypatch):
+    """macOS binds 127.0.0.1 beside it, as Linux does with SO_REUSEPORT."""
+    monkeypatch.setattr(socket, "SO_REUSEADDR", socket.SO_REUSEPORT)
+    with socket.create_server(("", 0), reuse_port=True) as used:
+        port = used.getsockname()[1]
+        with pytest.raises(RuvmlxError, match=f"port {port}: Address already in use"):
+            listening("127.0.0.1", port)
+    listening("127.0.0.1", port).close()
 
 
 def test_a_model_that_is_not_there(start, tmp_path):
