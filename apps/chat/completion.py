@@ -7,6 +7,7 @@ shows the suggestions above the input. The key Tab puts a suggestion into the in
 
 import os
 import re
+import unicodedata
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -106,9 +107,12 @@ def _files(begun: str, start: int, quoted: bool, files: UserFiles) -> list[Sugge
 
 
 def _names(entries: "Iterable[os.DirEntry[str]]", head: str) -> list[str]:
-    found = list[str]()
+    """Return the names that begin with the typed text `head`. Programs of macOS write an "é" into a file's
+    name as two characters, and a keyboard types one, so the comparison takes both forms as equal (NFC)."""
+    found, head = list[str](), unicodedata.normalize("NFC", head)
     for entry in entries:
-        if entry.name.startswith(head) and (head or not entry.name.startswith(".")):
+        begins = unicodedata.normalize("NFC", entry.name).startswith(head)
+        if begins and (head or not entry.name.startswith(".")):
             found.append(entry.name + ("/" if entry.is_dir() else ""))
         if len(found) >= MOST_FILES:
             break

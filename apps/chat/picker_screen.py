@@ -2,6 +2,7 @@
 filter the list."""
 
 import asyncio
+import unicodedata
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -91,15 +92,15 @@ class PickerScreen(ModalScreen[str | None]):
 
     def _match(self, name: str) -> tuple[float, Sequence[int]]:
         """Return (score, places): the score of the match of a name with the typed letters (0: no match), and
-        the places of these letters in the name."""
-        return self._search.match(self._words.strip(), name)
+        the places of these letters in the name as `_shown_name` returns it."""
+        return self._search.match(_shown_name(self._words.strip()), _shown_name(name))
 
     def _row(self, entry: PickerEntry) -> Content:
         """Return the row of an entry, cut to the list's width. The name is at the left, and the facts are at
         the right edge. If the user cannot choose the entry, a second line says why."""
         mark = "● " if entry.in_use else "  "
         room = max(10, self.options.size.width - cell_len(mark + entry.facts) - 3)
-        safe = one_line(entry.name)
+        safe = _shown_name(one_line(entry.name))
         name = safe if cell_len(safe) <= room else set_cell_size(safe, room - 1) + "…"
         found = Content(name)
         for at in self._match(name)[1] if self._words.strip() else ():
@@ -141,3 +142,9 @@ class PickerScreen(ModalScreen[str | None]):
 
     def _say(self, text: str) -> None:
         self.query_one("#hints", Static).update(Content(text))
+
+
+def _shown_name(name: str) -> str:
+    """Return a name in which each letter with an accent is one character, as a keyboard types it (NFC).
+    Programs of macOS write such a letter into a file's name as two characters."""
+    return unicodedata.normalize("NFC", name)

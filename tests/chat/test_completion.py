@@ -53,6 +53,12 @@ def test_what_may_come_next(folder, typed, found):
     assert texts(typed) == found
 
 
+def test_a_letter_with_an_accent_finds_both_forms_of_it(folder):
+    """Programs of macOS write "ü" into a file's name as two characters, a keyboard types one."""
+    (folder / "u\u0308ber.md").write_text("x")
+    assert texts("see @\u00fcb") == texts("see @u\u0308b") == ["u\u0308ber.md"]
+
+
 def test_commands_begin_a_message_and_another_machines_files_are_out_of_reach(folder):
     assert texts("/re", first=False) == [] and texts("@so", files=UserFiles(None)) == []
     assert texts("@so", first=False) == ["sort.py", "sorted.txt"]

@@ -70,6 +70,19 @@ async def test_several_files_are_put_into_the_message(tmp_path):
         assert "one two" in runtime.said[0] and "x" * 400 in runtime.said[0]
 
 
+async def test_a_letter_with_an_accent_finds_both_forms_of_it(tmp_path):
+    """Programs of macOS write "ü" into a file's name as two characters, a keyboard types one."""
+    (tmp_path / "u\u0308ber.md").write_text("x")
+    async with chatting(ScriptedRuntime(), SMALL, files=UserFiles(tmp_path)) as (app, pilot):
+        await pilot.press("f6")
+        await until(pilot, lambda: isinstance(app.screen, FileScreen) and app.screen._entries)
+        await pilot.press("\u00fc")
+        await until(pilot, lambda: app.screen._words == "\u00fc")
+        await pilot.press("enter")
+        await until(pilot, lambda: not isinstance(app.screen, FileScreen))
+        assert app.chat.prompt.text == "@u\u0308ber.md "
+
+
 async def test_a_mark_is_taken_away_and_nothing_is_chosen(tmp_path):
     make_files(tmp_path)
     async with chatting(ScriptedRuntime(), SMALL, files=UserFiles(tmp_path)) as (app, pilot):
