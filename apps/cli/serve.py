@@ -240,7 +240,8 @@ def _announce(
     show(f"{model} is ready at {url} with {learned}. Ctrl+C stops it.")
     if is_open_to_all:
         show("From another machine, put this machine's address in place of the one above.")
-    show("# For a program that uses OpenAI's API:")
+    # zsh, the shell of macOS, takes a comment as a command, so a ' in it would take the next lines as a text.
+    show("# For a program with the API of OpenAI:")
     show_whole(f"export OPENAI_BASE_URL={url}")
     show_whole(f"export OPENAI_API_KEY={keys[0] if keys else 'none-needed'}")
     messages = json.dumps([{"role": "user", "content": "Hi"}])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -77,6 +78,7 @@ def test_three_lines_to_paste(start, home):
     process = start("--api-key", "key-of-sixteen-characters")
     lines = [line.rstrip("\n") for line in iter(process.stdout.readline, "# A chat in another terminal:\n")]
     assert "is ready at http://127.0.0.1:" in lines[0] and lines[2].startswith("export OPENAI_BASE_URL=")
+    assert [shlex.split(line)[0] for line in lines if line.startswith("#")] == ["#", "#"]  # zsh reads them
     script = "\n".join([*lines[1:4], "curl() { printf '%s\\n' \"$@\"; }", *lines[4:]])
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
     words = done.stdout.splitlines()
