@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -71,6 +72,15 @@ def test_the_script_runs_the_lines_as_they_stand(stranger, way):
 def test_the_script_fails_where_the_chat_does_not_answer(stranger):
     code, calls = stranger("brew", "")
     assert code != 0 and not any("pytest" in call for call in calls)
+
+
+def test_on_macos_numpy_is_new_enough_to_give_no_wrong_warnings():
+    """NumPy before 2.4 warns of overflows that are none, in products of Apple's Accelerate."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needs = [need for line in project["dependencies"] if (need := Requirement(line)).name == "numpy"]
+    for system, taken in {"darwin": False, "linux": True}.items():
+        (need,) = [n for n in needs if n.marker is None or n.marker.evaluate({"sys_platform": system})]
+        assert ("2.3.5" in need.specifier) == taken and "2.5.5" in need.specifier
 
 
 def test_no_lock_file_needs_the_source_of_a_package_to_be_made():
