@@ -4,6 +4,8 @@ import importlib.util
 import os
 import re
 import subprocess
+import sys
+import sysconfig
 import tomllib
 from pathlib import Path
 
@@ -81,6 +83,17 @@ def test_on_macos_numpy_is_new_enough_to_give_no_wrong_warnings():
     for system, taken in {"darwin": False, "linux": True}.items():
         (need,) = [n for n in needs if n.marker is None or n.marker.evaluate({"sys_platform": system})]
         assert ("2.3.5" in need.specifier) == taken and "2.5.5" in need.specifier
+
+
+def test_the_page_has_the_error_of_a_hidden_pth_file():
+    """Python skips hidden .pth files, and iCloud hides them. -S: Python reads no .pth file at all."""
+    folder = sysconfig.get_path("purelib")
+    if not list(Path(folder).glob("_editable_skbc_ruvmlx.pth")):
+        pytest.skip("ruvmlx is not installed from a clone")
+    code = f"import sys; sys.path.append({folder!r}); import ruvmlx.apps.main"
+    done = subprocess.run([sys.executable, "-P", "-S", "-c", code], capture_output=True, text=True)
+    error = done.stderr.splitlines()[-1].removeprefix("ModuleNotFoundError: ")
+    assert error and f"| `{error}` on a Mac |" in (ROOT / "docs/troubleshooting.md").read_text("utf-8")
 
 
 def test_no_lock_file_needs_the_source_of_a_package_to_be_made():
