@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import shlex
 import signal
 import socket
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from ..server.web import WebServer
 
 PORT = int(SERVER.rpartition(":")[2])
+OPEN_FILES = 1024  # with more open files, `select` of the C library fails
 
 
 @click.command(cls=Verb)
@@ -95,8 +97,18 @@ def serve(
     chat_keys = [key for key in keys or _chat_keys() if key not in own]
     access = Access(keys, hosts, allow_origin, chat_keys)
     limit_unused_memory()
+    _allow_open_files()
     with listening(host, port) as sock:
         asyncio.run(_serve(settings, _longest(settings, flags), sock, host, access, own, as_json))
+
+
+def _allow_open_files() -> None:
+    """Let this process have OPEN_FILES open files and connections, if the system allows it. macOS starts
+    programs with a limit of 256, and the server has more connections (ServerLimits)."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if most == resource.RLIM_INFINITY else min(OPEN_FILES, most)
+    if now != resource.RLIM_INFINITY and now < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _keys(host: str, given: Sequence[str]) -> list[str]:

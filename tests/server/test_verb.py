@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shlex
 import signal
 import socket
@@ -11,7 +12,8 @@ import urllib.request
 from types import SimpleNamespace
 
 import pytest
-from ruvmlx.apps.cli.serve import PORT, _announce, _keys, _url
+from ruvmlx.apps.cli.serve import OPEN_FILES, PORT, _announce, _keys, _url
+from ruvmlx.apps.server.limits import ServerLimits
 from ruvmlx.apps.server.web import listening
 
 from ruvmlx.errors import RuvmlxError, UsageError
@@ -139,6 +141,20 @@ def test_a_port_of_a_program_on_all_addresses_is_in_use(monkeypatch):
         with pytest.raises(RuvmlxError, match=f"port {port}: Address already in use"):
             listening("127.0.0.1", port)
     listening("127.0.0.1", port).close()
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="this system shows no limits of other processes")
+def test_where_256_files_may_be_open_the_server_opens_more(start):
+    """macOS starts programs with this limit; the server has up to 512 connections."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+    try:
+        process = start("--json")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert process.stdout.readline()
+    assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (OPEN_FILES, limits[1])
+    assert ServerLimits().connections < OPEN_FILES
 
 
 def test_a_model_that_is_not_there(start, tmp_path):
