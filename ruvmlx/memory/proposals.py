@@ -136,7 +136,9 @@ def _backend() -> Choice:
 
 def _limit() -> int:
     """Return the bytes that one model can take on this machine if other programs leave it room."""
-    return int(MachineMemory.now(_backend()).total * cpu.GPU_SHARE)
+    backend = _backend()
+    total = MachineMemory.now(backend).total
+    return int(total * cpu.share_of_models(total, backend.device == "metal"))
 
 
 def _bandwidth() -> float:

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 SPARE = 0.95  # the share of the free memory that one model can use
-GPU_SHARE = 0.75  # the approximate share of unified memory that Metal gives to one process
+# The share of the RAM that models can take. Of a Mac with less than LARGE_MAC bytes, Metal gives one process
+# a smaller share (recommendedMaxWorkingSetSize: 10.7 of 16 GiB, 21.3 of 32, 27 of 36, 48 of 64).
+GPU_SHARE, SMALL_MAC_SHARE, LARGE_MAC = 3 / 4, 2 / 3, 36 << 30
 
 
 def usable_cpus() -> set[int]:
@@ -52,7 +54,14 @@ def memory_limit(metal: bool) -> int:
     """Return the number of bytes of memory that one model can use. On a Mac with Metal, the limit is the
     GPU's share of the RAM, because macOS can move other programs' memory to the disk. Other systems can kill
     a process that takes more memory than is free, so there the limit is a share of the free memory."""
-    return int(total_memory() * GPU_SHARE) if metal else int(available_memory() * SPARE)
+    total = total_memory()
+    return int(total * share_of_models(total, metal)) if metal else int(available_memory() * SPARE)
+
+
+def share_of_models(total: int, metal: bool) -> float:
+    """Return the share of the RAM that models can take. total: the bytes of RAM. metal: True on a Mac whose
+    GPU runs the models."""
+    return SMALL_MAC_SHARE if metal and total < LARGE_MAC else GPU_SHARE
 
 
 def _cgroup_room(total: int) -> int:

@@ -175,6 +175,13 @@ def test_rows_say_what_will_be_used_and_why(monkeypatch, facts, home):
     assert dict(Plan.of(fetched, METAL, "owner/name").rows())["model"] == "owner/name"
 
 
+@pytest.mark.parametrize(("total", "lent"), [(16, 10.67), (32, 21.33), (36, 27), (64, 48), (96, 72)])
+def test_a_mac_lends_models_what_metal_recommends(monkeypatch, total, lent):
+    """In GiB: recommendedMaxWorkingSetSize, as llama.cpp's users saw it."""
+    memory_of(monkeypatch, total << 30, total << 29)
+    assert MachineMemory.now(METAL).limit / (1 << 30) == pytest.approx(lent, abs=0.01)
+
+
 def test_available_memory_is_of_this_machine():
     """Less than there is, more than nothing."""
     from ruvmlx.platform import cpu
