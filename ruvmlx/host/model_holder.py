@@ -12,7 +12,7 @@ from ..memory.load_plan import Plan
 from ..models.config.header_facts import Facts
 from ..models.find.variants import FileChoice
 from ..platform import memory
-from ..platform.cpu import share_of_models
+from ..platform.cpu import memory_of_models
 from ..progress import QUIET, Progress, Watch
 from ..runtime import Runtime
 
@@ -178,8 +178,8 @@ class ModelHolder:
         """Close the runtime in use if the new model fits into the memory only without this runtime and needs
         no download. held: the bytes of memory of the runtime in use."""
         need, memory = plan.need.total, plan.memory
-        share = share_of_models(memory.total, plan.backend.device == "metal")
-        beside = plan.fits and need + held <= memory.total * share
+        most = memory_of_models(memory.total, plan.backend.device == "metal")
+        beside = plan.fits and need + held <= most
         if not (plan.facts.to_fetch or beside or need > memory.limit + held):
             self.release()
 

@@ -137,8 +137,7 @@ def _backend() -> Choice:
 def _limit() -> int:
     """Return the bytes that one model can take on this machine if other programs leave it room."""
     backend = _backend()
-    total = MachineMemory.now(backend).total
-    return int(total * cpu.share_of_models(total, backend.device == "metal"))
+    return cpu.memory_of_models(MachineMemory.now(backend).total, backend.device == "metal")
 
 
 def _bandwidth() -> float:

@@ -39,7 +39,8 @@ def available_memory() -> int:
     free memory, return the total memory."""
     total = total_memory()
     if sys.platform == "darwin":
-        return total * _darwin_level() // 100
+        # the percentage of memory that is available
+        return total * _darwin_number(b"kern.memorystatus_level", 100) // 100
     fields = dict(line.split(":", 1) for line in _read("/proc/meminfo").splitlines() if ":" in line)
     free = [int(fields[n].split()[0]) << 10 for n in ("MemAvailable", "SwapFree") if n in fields]
     return min(sum(free) or total, _cgroup_room(total))
@@ -54,14 +55,15 @@ def memory_limit(metal: bool) -> int:
     """Return the number of bytes of memory that one model can use. On a Mac with Metal, the limit is the
     GPU's share of the RAM, because macOS can move other programs' memory to the disk. Other systems can kill
     a process that takes more memory than is free, so there the limit is a share of the free memory."""
-    total = total_memory()
-    return int(total * share_of_models(total, metal)) if metal else int(available_memory() * SPARE)
+    return memory_of_models(total_memory(), metal) if metal else int(available_memory() * SPARE)
 
 
-def share_of_models(total: int, metal: bool) -> float:
-    """Return the share of the RAM that models can take. total: the bytes of RAM. metal: True on a Mac whose
-    GPU runs the models."""
-    return SMALL_MAC_SHARE if metal and total < LARGE_MAC else GPU_SHARE
+def memory_of_models(total: int, metal: bool) -> int:
+    """Return the bytes of RAM that models can take. total: the bytes of RAM. metal: True on a Mac whose GPU
+    runs the models; its user can lend the GPU more with `sysctl iogpu.wired_limit_mb`."""
+    if metal and (lent := _darwin_number(b"iogpu.wired_limit_mb", 0) << 20):
+        return min(lent, total)
+    return int(total * (SMALL_MAC_SHARE if metal and total < LARGE_MAC else GPU_SHARE))
 
 
 def _cgroup_room(total: int) -> int:
@@ -74,13 +76,12 @@ def _cgroup_room(total: int) -> int:
     return int(limit) - int(used) + int(stat.get("inactive_file", 0))
 
 
-def _darwin_level() -> int:
-    """Return macOS's kern.memorystatus_level, the percentage of memory that is available."""
-    level, size = ctypes.c_int(100), ctypes.c_size_t(4)
-    ctypes.CDLL(None).sysctlbyname(
-        b"kern.memorystatus_level", ctypes.byref(level), ctypes.byref(size), None, 0
-    )
-    return level.value
+def _darwin_number(name: bytes, otherwise: int) -> int:
+    """Return a number of macOS's sysctl, of 4 or 8 bytes; `otherwise` if the system has no such number."""
+    value, size = ctypes.c_uint64(0), ctypes.c_size_t(8)
+    sysctl = getattr(ctypes.CDLL(None), "sysctlbyname", None)  # Linux does not have the function
+    failed = sysctl is None or sysctl(name, ctypes.byref(value), ctypes.byref(size), None, 0)
+    return otherwise if failed else value.value
 
 
 # One sample: seconds of clock time, busy seconds of all CPUs, seconds of CPU time of this process.

@@ -1,7 +1,9 @@
 """What a model needs, said before its weights are read; and how progress reads."""
 
+import ctypes
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -180,6 +182,19 @@ def test_a_mac_lends_models_what_metal_recommends(monkeypatch, total, lent):
     """In GiB: recommendedMaxWorkingSetSize, as llama.cpp's users saw it."""
     memory_of(monkeypatch, total << 30, total << 29)
     assert MachineMemory.now(METAL).limit / (1 << 30) == pytest.approx(lent, abs=0.01)
+
+
+def test_a_mac_lends_models_what_its_user_chose(monkeypatch):
+    """With `sudo sysctl iogpu.wired_limit_mb=14336`, as the backend's own line proposes."""
+
+    def sysctlbyname(name, value, size, *_):
+        assert name == b"iogpu.wired_limit_mb" and size._obj.value == 8
+        value._obj.value = 14336
+        return 0
+
+    memory_of(monkeypatch, 16 << 30, 8 << 30)
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(sysctlbyname=sysctlbyname))
+    assert MachineMemory.now(METAL).limit == 14 << 30
 
 
 def test_available_memory_is_of_this_machine():
