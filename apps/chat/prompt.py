@@ -38,8 +38,9 @@ class Prompt(OrderedKeys, TextArea):
         Binding("tab,shift+tab", "app.do('draft.complete_or_choose')", "Choose", key_display="tab"),
         Binding("ctrl+e", "app.do('draft.edit')", "Editor", show=False, id="editor"),
         Binding("ctrl+d", "delete_right_or_leave", "Leave", show=False),
-        Binding("pageup", "app.do('select.scroll', -1)", "Scroll up", show=False),
-        Binding("pagedown", "app.do('select.scroll', 1)", "Scroll down", show=False),
+        # Without Shift, the Terminal of macOS scrolls its own window.
+        Binding("pageup,shift+pageup", "app.do('select.scroll', -1)", "Scroll up", show=False),
+        Binding("pagedown,shift+pagedown", "app.do('select.scroll', 1)", "Scroll down", show=False),
         Binding("ctrl+home", "app.do('select.scroll', -1000)", "To the top", show=False),
         Binding("ctrl+end", "app.do('select.scroll', 1000)", "To the end", show=False),
     ]

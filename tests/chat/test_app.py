@@ -184,8 +184,10 @@ async def test_hostile_output_never_reaches_widgets():
         assert app.is_running
 
 
-async def test_the_scroll_position_stays_while_a_reply_grows():
-    """The scroll position is the reader's; at the end the reply is followed again."""
+@pytest.mark.parametrize("key", ["pageup", "shift+pageup"])
+async def test_the_scroll_position_stays_while_a_reply_grows(key):
+    """The scroll position is the reader's; at the end the reply is followed again. The Terminal of macOS
+    sends Page Up only with Shift."""
     runtime = ScriptedRuntime(["line\n\n"] * 60, gate=True, free=40)
     async with chatting(runtime) as (app, pilot):
         app.chat.prompt.text = "Go"
@@ -194,7 +196,7 @@ async def test_the_scroll_position_stays_while_a_reply_grows():
         await until(
             pilot, lambda: transcript.max_scroll_y > 30 and transcript.scroll_y == transcript.max_scroll_y
         )
-        await pilot.press("pageup")
+        await pilot.press(key)
         await until(pilot, lambda: transcript.scroll_y < transcript.max_scroll_y)
         place, height = transcript.scroll_y, transcript.max_scroll_y
         for _ in range(10):
