@@ -181,6 +181,7 @@ def test_rows_say_what_will_be_used_and_why(monkeypatch, facts, home):
 def test_a_mac_lends_models_what_metal_recommends(monkeypatch, total, lent):
     """In GiB: recommendedMaxWorkingSetSize, as llama.cpp's users saw it."""
     memory_of(monkeypatch, total << 30, total << 29)
+    monkeypatch.setattr(planning.cpu, "_darwin_number", lambda name, otherwise: otherwise)
     assert MachineMemory.now(METAL).limit / (1 << 30) == pytest.approx(lent, abs=0.01)
 
 

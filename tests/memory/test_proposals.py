@@ -24,6 +24,7 @@ def machine(monkeypatch):
     def of(memory, bandwidth=100 * GB, here=()):
         (settings.home() / proposals.BANDWIDTH).unlink(missing_ok=True)
         total = math.ceil(memory / cpu.GPU_SHARE)
+        monkeypatch.setattr(cpu, "memory_of_models", lambda total, metal: int(total * cpu.GPU_SHARE))
         monkeypatch.setattr(MachineMemory, "now", lambda _: MachineMemory(total, memory // 9, memory // 9))
         monkeypatch.setattr(proposals, "memory_bandwidth", lambda: bandwidth)
         monkeypatch.setattr(proposals, "readable_models", lambda: iter(here))
