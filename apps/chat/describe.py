@@ -49,7 +49,9 @@ def best_of(count: int | str, knows: bool) -> str:
         return f"A question gets up to {MAX_REPLIES} replies, as long as they cost little. /best 1 ends this."
     if count == 1:
         return "A question gets one reply; /best 4 writes four at once and shows the best."
-    shown = "shown is the one that your ratings speak for" if knows else "without ratings, the first is shown"
+    shown = "your ratings choose the one that you see"
+    if not knows:
+        shown = "without ratings, none is chosen, and you see the last"
     return f"A question gets {count} replies; {shown}. /best 1 ends this."
 
 

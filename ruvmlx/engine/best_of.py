@@ -32,7 +32,7 @@ from .types import Chunk, GenerationRequest, TokenLogprob
 
 CHECKPOINTS = (32, 64, 128, 256, 512)  # tokens
 MARGIN = 1.5  # stars
-FAILED = "The judge of the replies failed ({}), so you see the first reply."  # the name of the error's class
+FAILED = "The judge of the replies failed ({}), so no reply is chosen."  # the name of the error's class
 
 Score = Callable[[Sequence[Run]], np.ndarray]  # a judge: n runs, finished or not -> n scores in stars
 

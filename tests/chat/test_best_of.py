@@ -20,6 +20,7 @@ async def test_slash_best_writes_several_replies(chatting):  # noqa: F811
         app.chat.prompt.text = "/best 3"
         await pilot.press("enter")
         await until(pilot, lambda: "A question gets 3 replies" in screen_text(app))
+        assert "without ratings, none is chosen" in screen_text(app)
         reply = await ask(app, pilot)
         await until(pilot, lambda: reply.branch == (3, 3))
         assert "\u2039 3/3 \u203a" in screen_text(app)
@@ -61,7 +62,7 @@ def test_plain_mode_says_how_many_there_are(open_tiny):
     with open_tiny() as runtime:
         assert PlainChat(runtime, options, source, sink).run() == 2
     said = sink.getvalue()
-    assert "A question gets 2 replies; without ratings, the first is shown." in said
+    assert "A question gets 2 replies; without ratings, none is chosen, and you see the last." in said
     assert "(2 of 2 replies in this place; /next, /prev)" in said
     assert "(1 of 2 replies in this place; /next, /prev)" in said
     assert said.count("A question gets 2 replies") == 2  # 17 was refused
