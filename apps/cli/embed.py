@@ -10,7 +10,7 @@ import click
 from ruvmlx.errors import UsageError
 from ruvmlx.text import one_line
 
-from .options import open_runtime, require_new_file, resolve, setting_options
+from .options import open_for_reading, require_new_file, resolve, setting_options
 from .output import json_option, print_json
 from .path_types import NewPath
 from .text_output import count, say
@@ -19,7 +19,9 @@ from .verb import Verb
 if TYPE_CHECKING:
     import numpy as np
 
-    from ruvmlx.runtime import Runtime
+    from ruvmlx.backends.base import Backend
+    from ruvmlx.models.config.model import Model
+    from ruvmlx.store import Store
 
 MAX_LINE_BYTES = 1 << 20  # the maximum number of bytes of an input line; 8,192 tokens of text are shorter
 
@@ -40,10 +42,10 @@ def embed(texts: tuple[str, ...], out: Path | None, as_json: bool, **flags: Any)
     if out is not None:
         _check_new(out)
     given = _lines() if texts == ("-",) else iter(texts)
-    with open_runtime(resolve(flags | {"adapter": "none"})) as runtime:
-        vectors = (_vector(runtime, text, number) for number, text in enumerate(given, 1))
+    with open_for_reading(resolve(flags)) as (store, model, backend):
+        vectors = (_vector(store, model, backend, text, number) for number, text in enumerate(given, 1))
         if out is not None:
-            facts = _save(out, list(vectors)) | {"model": runtime.model.name}
+            facts = _save(out, list(vectors)) | {"model": model.name}
             if as_json:
                 print_json(facts)
             else:
@@ -51,17 +53,19 @@ def embed(texts: tuple[str, ...], out: Path | None, as_json: bool, **flags: Any)
         elif as_json:
             rows = [vector.tolist() for vector in vectors]
             width = len(rows[0]) if rows else 0
-            print_json({"embeddings": rows, "dimensions": width, "model": runtime.model.name})
+            print_json({"embeddings": rows, "dimensions": width, "model": model.name})
         else:
             for index, vector in enumerate(vectors):
                 print_json({"index": index, "embedding": vector.tolist()})
 
 
-def _vector(runtime: "Runtime", text: str, number: int) -> "np.ndarray":
+def _vector(store: "Store", model: "Model", backend: "Backend", text: str, number: int) -> "np.ndarray":
     """Return the vector of a text. Raise UsageError with the number of the text if the text is empty or too
     long."""
+    from ruvmlx.sona import embedding
+
     try:
-        [vector] = runtime.embed([text])
+        [vector] = embedding.embed(store, model, backend, [text])
     except UsageError as e:
         raise UsageError(f"text {number}: {e}") from None
     return vector

@@ -1,8 +1,8 @@
 """This module defines the flags that several verbs (commands of `ruvmlx`) share. The module also opens the
 model that the flags describe."""
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ruvmlx.backends.base import Backend
     from ruvmlx.models.config.model import Model
     from ruvmlx.runtime import Runtime
+    from ruvmlx.store import Store
 
 COMPLETED = {"model": complete_models, "adapter": complete_adapters}  # flags whose values the shell completes
 F = TypeVar("F", bound=Callable[..., Any])
@@ -150,6 +151,23 @@ def load_and_open(settings: Settings, context: int | None = None) -> "tuple[Mode
         model = planning.load(settings.model)
         weights = planning.watched_model(model)
         return model, open_backend(settings.backend, weights, settings.threads, watch=planning)
+
+
+@contextmanager
+def open_for_reading(settings: Settings) -> "Iterator[tuple[Store, Model, Backend]]":
+    """Open the store, and the model without an adapter, for a verb that only reads. A disk that is full or
+    read-only causes no error."""
+    from ruvmlx.chats.lost_sides import note_sides
+    from ruvmlx.engine.model_identity import identify
+    from ruvmlx.store import Store
+
+    with closing(Store(config.store_file(), reading=True)) as store:
+        model, backend = load_and_open(settings)
+        model = identify(store, model)
+        try:
+            yield store, model, backend
+        finally:
+            note_sides(store, backend, model.fingerprint)
 
 
 def open_runtime(settings: Settings, watch: Watch | None = None, creates_adapter: bool = False) -> "Runtime":

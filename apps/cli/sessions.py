@@ -17,7 +17,7 @@ from ruvmlx.text import count, excerpt, one_line, size
 
 from .completion_values import complete_chats, complete_deleted_chats, complete_replies
 from .number_types import WholeNumber
-from .options import open_runtime, resolve, setting_options
+from .options import open_for_reading, resolve, setting_options
 from .output import json_option, log, print_json, show_whole
 from .path_types import OutputFile
 from .session_imports import import_each, tell_imported, watching_many
@@ -149,9 +149,9 @@ def _show_alike(text: str, limit: int, as_json: bool, flags: dict[str, Any]) -> 
 
     from ..progress import watching
 
-    with open_runtime(resolve(flags | {"adapter": "none"})) as runtime, watching() as watch:
+    with open_for_reading(resolve(flags)) as opened, watching() as watch:
         alike = chats_like(
-            runtime.store, runtime.model, runtime.backend, text, limit,
+            *opened, text, limit,
             lambda count: watch.progress(Progress(f"Reading message {count:,}")),
         )  # fmt: skip
     hits = alike.found

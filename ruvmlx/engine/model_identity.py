@@ -4,7 +4,7 @@ same fingerprint, and the store gives the second of the two models another finge
 
 from dataclasses import replace
 
-from ..errors import StoreBusy
+from ..errors import StoreError
 from ..models.config.model import Model
 from ..store import Store
 
@@ -13,12 +13,12 @@ def identify(store: Store, model: Model, claim: bool = True) -> Model:
     """Return a copy of the model whose fingerprint is the key of this model's data in the store.
 
     claim: True: if no model has the fingerprint yet, record in the store that the fingerprint belongs to this
-        model. False: record nothing, because the caller only reads. While another process keeps the store
-        locked, the call records nothing, too, and a later call does so.
+        model. False: record nothing, because the caller only reads. While the store cannot be written, the
+        call records nothing, too, and a later call does so.
     """
     content = model.content()
     try:
         own = store.model_data.own_fingerprint(model.fingerprint, content, claim)
-    except StoreBusy:
+    except StoreError:
         own = store.model_data.own_fingerprint(model.fingerprint, content, claim=False)
     return replace(model, fingerprint=own)

@@ -2,6 +2,7 @@
 changes the model), the whitening of hidden states (a linear map that makes their directions comparable), and
 which model has which fingerprint."""
 
+from ..errors import StoreError
 from .database import Database
 
 
@@ -11,6 +12,7 @@ class ModelData:
 
     def __init__(self, db: Database):
         self._db = db
+        self._unsaved: dict[str, bytes] = {}  # fingerprint -> whitening that the store could not take
 
     def own_fingerprint(self, fingerprint: str, content: str, claim: bool = True) -> str:
         """Return the fingerprint that is the key of a model's data in this store. The result is `content` if
@@ -39,8 +41,14 @@ class ModelData:
 
     def whitening(self, fingerprint: str) -> bytes | None:
         """Return the whitening of pooled hidden states (sona/embedding.py), as bytes."""
-        return self._db.value("SELECT data FROM whitening WHERE fingerprint = ?", fingerprint)
+        stored = self._db.value("SELECT data FROM whitening WHERE fingerprint = ?", fingerprint)
+        return self._unsaved.get(fingerprint) if stored is None else stored
 
     def put_whitening(self, fingerprint: str, data: bytes) -> None:
-        with self._db.transaction():
-            self._db.replace("whitening", fingerprint=fingerprint, data=data)
+        """Store the whitening. If the store cannot be written, only this process keeps the whitening, and a
+        later process measures it again."""
+        try:
+            with self._db.transaction():
+                self._db.replace("whitening", fingerprint=fingerprint, data=data)
+        except StoreError:
+            self._unsaved[fingerprint] = data

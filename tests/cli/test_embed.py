@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 
 import ruvmlx
+from ruvmlx.sona import embedding
+from ruvmlx.sona.embedding import whitening
+from ruvmlx.store.database import Database
 from tests.models.encoder_models import EncoderShape, make_encoder
 
 from .test_adapters import tiny_cli  # noqa: F401 - a fixture
+from .test_mistakes import refuse
 
 TEXTS = ("a river", "a stream of water", "tax law")
 REPLY = ("--max-tokens", "2", "--ignore-eos", "--temp", "0")
@@ -116,6 +120,24 @@ def test_search_like_prints_chats_and_how_like_they_are(tiny_cli, tmp_path):
     for wrong in (["--like", "x", "egg"], []):
         code, _, err = tiny_cli("sessions", "search", *wrong)
         assert code == 2 and "give words" in err
+
+
+def test_a_disk_that_takes_nothing_is_read(tiny_cli, open_tiny, tmp_path, monkeypatch):
+    """The store has no data of the model. The model's whitening is measured once, and only in memory."""
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps([{"role": "user", "content": "how do I boil an egg"}]))
+    assert tiny_cli("sessions", "import", str(file))[0] == 0
+    wanted = tiny_cli("embed", *TEXTS)[1]
+    with open_tiny() as runtime, runtime.store.transaction():
+        for table in ("whitening", "known_models"):
+            runtime.store.db.execute(f"DELETE FROM {table}")
+    measured = []
+    monkeypatch.setattr(embedding, "whitening", lambda states: measured.append(1) or whitening(states))
+    monkeypatch.setattr(Database, "_open", refuse)
+    code, out, err = tiny_cli("embed", *TEXTS)
+    assert code == 0 and out == wanted and measured == [1], err
+    code, found, err = tiny_cli("sessions", "search", "--like", "how do I boil an egg", "--json")
+    assert code == 0 and found[0]["similarity"] > 0.99, err
 
 
 def test_an_encoder_embeds_and_is_listed_so(tiny_cli, tmp_path, monkeypatch):
