@@ -5,6 +5,8 @@ which values are allowed, and how to continue. `exit_code` is the exit code of t
 (docs/scripts.md).
 """
 
+import errno
+
 from .text import one_line, size
 
 
@@ -142,6 +144,17 @@ def extra_missing(extra: str) -> str:
     "in the clone of ruvmlx, run `uv sync --inexact --extra pdf` or `pip install '.[pdf]'`"
     """
     return f"in the clone of ruvmlx, run `uv sync --inexact --extra {extra}` or `pip install '.[{extra}]'`"
+
+
+def unreadable(name: str, error: OSError | UnicodeDecodeError) -> UsageError:
+    """Return the error for a file that the user named and that cannot be read as text or at all. The last
+    sentence of the error says what to do."""
+    name = one_line(name)
+    if isinstance(error, UnicodeDecodeError):
+        return UsageError(f"{name} is not UTF-8 text (byte {error.start}). Convert it to UTF-8.")
+    steps = {errno.ENOENT: "Check the name.", errno.EACCES: "Change its access rights, or name another file."}
+    step = steps.get(error.errno or 0, "Name another file.")
+    return UsageError(f"cannot read {name}: {error.strerror}. {step}")
 
 
 def error_line(error: BaseException) -> str:

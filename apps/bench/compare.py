@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ruvmlx.errors import UsageError
+from ruvmlx.errors import UsageError, unreadable
 
 from .rows import ALONE, WORTH, verdict
 
@@ -56,7 +56,7 @@ def read(path: str | Path) -> dict[str, Any]:
             raise TypeError("rows are no list")
         return report
     except OSError as e:
-        raise UsageError(f"cannot read {path}: {e.strerror}.") from e
+        raise unreadable(str(path), e) from e
     except (ValueError, KeyError, TypeError) as e:
         name = shlex.quote(str(path))
         raise UsageError(f"{path} is not a report; `ruvmlx bench --json > {name}` writes one.") from e

@@ -20,6 +20,7 @@ MEMORY = 1 << 30  # the memory limit of the child process in bytes
 # the maximum number of characters of a PDF's text; a longer text does not fit into the context of usual
 # models
 MAX_CHARACTERS = 8 << 20
+_OTHERS = "Name a smaller PDF, or a text file."
 
 
 def pdf_text(path: Path, name: str) -> str:
@@ -31,7 +32,9 @@ def pdf_text(path: Path, name: str) -> str:
             f"{name} is a PDF, and the package pypdf, which reads PDFs, is missing; {extra_missing('pdf')}."
         )
     if (nbytes := path.stat().st_size) > MAX_PDF_BYTES:
-        raise UsageError(f"{name} has {size(nbytes)}; PDFs of up to {size(MAX_PDF_BYTES)} are read.")
+        raise UsageError(
+            f"{name} has {size(nbytes)}; PDFs of up to {size(MAX_PDF_BYTES)} are read. {_OTHERS}"
+        )
     child = BoundedProcess(__name__, opening=OPENING)
     try:
         pages: list[str] = child.ask(str(path.absolute()), SECONDS, MEMORY)
@@ -42,9 +45,7 @@ def pdf_text(path: Path, name: str) -> str:
     finally:
         child.close()
     if not any(pages):
-        raise UsageError(
-            f"{name} has no text: its pages are pictures, perhaps a scan. A text file can be read."
-        )
+        raise UsageError(f"{name} has no text: its pages are pictures, perhaps a scan. Name a text file.")
     return "\n\n".join(f"[page {number}]\n{page}" for number, page in enumerate(pages, 1) if page)
 
 
@@ -52,7 +53,7 @@ def _refusal(name: str, why: str) -> str:
     """Return a sentence that says why a PDF cannot be read. why: the error of pypdf, or "" if a limit of time
     or memory ended the child process."""
     if not why:
-        return f"{name} takes more than {SECONDS:.0f} seconds of work or {MEMORY >> 20} MB to read."
+        return f"{name} takes more than {SECONDS:.0f} seconds of work or {size(MEMORY)} to read. {_OTHERS}"
     return f"{name} cannot be read as a PDF ({one_line(why)[:120]}). Save it again, or name a text file."
 
 

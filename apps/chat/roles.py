@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ruvmlx import settings
 from ruvmlx.chats.chat_file import read_bytes
-from ruvmlx.errors import NotFound, StoreError, UsageError
+from ruvmlx.errors import NotFound, StoreError, UsageError, unreadable
 from ruvmlx.platform.files import make_folder, replacing
 from ruvmlx.text import did_you_mean, one_line, sanitize
 
@@ -47,7 +47,7 @@ def text(name: str) -> str:
         try:
             found = sanitize(read_bytes(file, MAX_BYTES).decode("utf-8")).strip()
         except UnicodeDecodeError as e:
-            raise UsageError(f"the role {name} ({file}) is not UTF-8 text (byte {e.start}).") from e
+            raise unreadable(f"the role {name} ({file})", e) from e
         if not found:
             raise UsageError(f"the role {name} is empty; write its system prompt into {file}")
         return found

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ruvmlx.errors import UsageError
+from ruvmlx.errors import UsageError, unreadable
 from ruvmlx.text import one_line
 
 from .options import open_for_reading, require_new_file, resolve, setting_options
@@ -79,11 +79,13 @@ def _lines() -> Iterator[str]:
     while line := sys.stdin.buffer.readline(MAX_LINE_BYTES + 1):
         number += 1
         if len(line) > MAX_LINE_BYTES:
-            raise UsageError(f"line {number} is over {MAX_LINE_BYTES:,} bytes, which is too long to read.")
+            raise UsageError(
+                f"line {number} is over {MAX_LINE_BYTES:,} bytes, which is too long to read. Cut it."
+            )
         try:
             yield line.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as e:
-            raise UsageError(f"line {number} is not UTF-8 text (byte {e.start}).") from e
+            raise unreadable(f"line {number}", e) from e
 
 
 def _check_new(out: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ruvmlx.errors import Interrupted, RuvmlxError, UsageError
+from ruvmlx.errors import Interrupted, RuvmlxError, UsageError, unreadable
 from ruvmlx.text import Sanitizer
 
 from .interrupt import ctrl_c_sets
@@ -142,7 +142,7 @@ def _read_stdin() -> str:
     try:
         return read_limited(sys.stdin.buffer, "standard input", MAX_STDIN_BYTES).decode("utf-8")
     except UnicodeDecodeError as e:
-        raise UsageError(f"standard input is not UTF-8 text (byte {e.start}).") from e
+        raise unreadable("standard input", e) from e
 
 
 def _messages(text: str, system: str | None) -> "list[Message]":

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ruvmlx.errors import UsageError
+from ruvmlx.errors import UsageError, unreadable
 from ruvmlx.text import one_line
 
 from .number_types import WholeNumber
@@ -84,7 +84,7 @@ def _read_questions(file: Path) -> list[str]:
     try:
         questions = prompts.lines(read_bytes(file).decode("utf-8"))
     except UnicodeDecodeError as e:
-        raise UsageError(f"{file} is not UTF-8 text (byte {e.start}); write one question a line.") from e
+        raise unreadable(str(file), e) from e
     if not questions:
         raise UsageError(f"{file} has no questions; write one a line.")
     return questions

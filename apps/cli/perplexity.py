@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ruvmlx.errors import UsageError
+from ruvmlx.errors import UsageError, unreadable
 from ruvmlx.text import backend_in_words, size
 from ruvmlx.tiers import HOT
 
@@ -42,7 +42,9 @@ def perplexity(file: str, ctx: int | None, as_json: bool, **flags: Any) -> None:
     model, backend = load_and_open(settings, ctx)
     tokens = model.tokenizer.encode(text)
     if len(tokens) < 2:
-        raise UsageError(f"{file} holds {len(tokens)} tokens; perplexity needs 2 or more.")
+        raise UsageError(
+            f"{file} holds {len(tokens)} tokens; perplexity needs 2 or more. Name a longer text."
+        )
     context = min(ctx or model.shape.max_context, model.shape.max_context)
     policy = cache_policy(settings.kv, backend, model.shape, settings.kv_tiers)
     found = measure(backend, tokens, context, policy, progress=_Progress(len(tokens)))
@@ -98,10 +100,8 @@ def _read(file: str) -> str:
     try:
         with nullcontext(sys.stdin.buffer) if file == "-" else open(file, "rb") as opened:
             return read_limited(opened, file, MAX_TEXT_BYTES).decode("utf-8")
-    except OSError as e:
-        raise UsageError(f"cannot read {file}: {e.strerror}.") from e
-    except UnicodeDecodeError as e:
-        raise UsageError(f"{file} is not UTF-8 text (byte {e.start}).") from e
+    except (OSError, UnicodeDecodeError) as e:
+        raise unreadable(file, e) from e
 
 
 class _Progress:

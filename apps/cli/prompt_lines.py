@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ruvmlx.errors import UsageError
+from ruvmlx.errors import UsageError, unreadable
 from ruvmlx.platform.files import open_ordinary
 from ruvmlx.sampling import NO_SAMPLING, ReplyOptions, Sampling
 from ruvmlx.text import one_line
@@ -50,7 +50,7 @@ def opened_prompts(name: str, out: Path | None) -> Iterator[BinaryIO]:
     try:
         file = open_ordinary(Path(name))
     except OSError as e:
-        raise UsageError(f"cannot read {one_line(name)}: {e.strerror}.") from e
+        raise unreadable(name, e) from e
     with file:
         yield file
 

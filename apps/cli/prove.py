@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from ruvmlx import settings as config
-from ruvmlx.errors import UsageError
+from ruvmlx.errors import UsageError, unreadable
 from ruvmlx.settings import Settings
 from ruvmlx.text import backend_in_words
 
@@ -339,7 +339,7 @@ def _lines(path: str | None, own: str) -> list[str]:
         with open(path, "rb") as opened:
             found = prompts.lines(read_limited(opened, path).decode("utf-8"))
     except (OSError, UnicodeDecodeError) as e:
-        raise UsageError(f"cannot read {path}: {getattr(e, 'strerror', None) or e}.") from e
+        raise unreadable(path, e) from e
     if not found:
         raise UsageError(f"{path} holds no prompts; write one a line.")
     return found

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..errors import CorruptFile, UsageError
+from ..errors import CorruptFile, UsageError, unreadable
 from ..models.text.tool_calls import ParsedCall
 from ..platform.files import file_beside, flush_to_disk, open_ordinary, publish
 from ..store import MessageRow, Store
@@ -284,7 +284,7 @@ def read_bytes(path: Path, limit: int | None = None) -> bytes:
         with open_ordinary(path) as file:
             return read_limited(file, name, limit)
     except OSError as e:
-        raise UsageError(f"cannot read {name}: {e.strerror}.") from e
+        raise unreadable(name, e) from e
 
 
 def read_limited(file: BinaryIO, name: str, limit: int | None = None) -> bytes:
@@ -293,7 +293,7 @@ def read_limited(file: BinaryIO, name: str, limit: int | None = None) -> bytes:
     limit = MAX_FILE_BYTES if limit is None else limit
     data = file.read(limit + 1)
     if len(data) > limit:
-        raise UsageError(f"{name} is over {size(limit)}, which is too long to read.")
+        raise UsageError(f"{name} is over {size(limit)}, which is too long to read. Shorten it.")
     return data
 
 

@@ -36,9 +36,10 @@ def open_ordinary(path: Path) -> BinaryIO:
     folder."""
     # With O_NONBLOCK, the opening of a pipe without a writer does not wait for ever.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
         os.close(handle)
-        raise OSError(errno.EINVAL, "it is not an ordinary file")
+        raise OSError(errno.EINVAL, "it is a folder" if stat.S_ISDIR(mode) else "it is not an ordinary file")
     return open(handle, "rb")
 
 

@@ -75,7 +75,7 @@ def restore(store: Path, file: Path) -> tuple[BackupFacts, Path | None]:
     `file` is not a valid backup, and StoreBusy while another process uses the store.
     """
     if not file.is_file():
-        raise NotFound(f"there is no file {file}.")
+        raise NotFound(f"there is no file {file}; name one that `ruvmlx backup` wrote.")
     if store.exists() and file.samefile(store):
         raise UsageError(f"{file} is the store itself; choose a backup.")
     store = store.resolve()

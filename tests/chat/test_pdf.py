@@ -61,8 +61,8 @@ def test_the_pages_stand_below_the_message_with_their_size():
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (pdf("", ""), "its pages are pictures"),
-        (b"%PDF-1.4\nnothing", "cannot be read as a PDF"),
+        (pdf("", ""), "its pages are pictures.* Name a text file"),
+        (b"%PDF-1.4\nnothing", "cannot be read as a PDF .*Save it again"),
         (b"", "cannot be read as a PDF"),
     ],
 )
@@ -79,7 +79,7 @@ def test_a_pdf_that_takes_too_long_is_refused(monkeypatch):
     monkeypatch.setattr(pdf_text, "SECONDS", 0.001)
     monkeypatch.setattr(pdf_text, "OPENING", 0.0)
     Path("long.pdf").write_bytes(pdf("Snow."))
-    with pytest.raises(UsageError, match="takes more than"):
+    with pytest.raises(UsageError, match=r"takes more than .* Name a smaller PDF, or a text file"):
         put("@long.pdf")
 
 
@@ -87,7 +87,7 @@ def test_a_pdf_that_is_too_large_is_not_opened(monkeypatch):
     monkeypatch.setattr(pdf_text, "MAX_PDF_BYTES", 10)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
     Path("big.pdf").write_bytes(pdf("Snow."))
-    with pytest.raises(UsageError, match=r"@big.pdf has \d+ B; PDFs of up to 10 B are read"):
+    with pytest.raises(UsageError, match=r"@big.pdf has \d+ B; PDFs of up to 10 B are read. Name a smaller"):
         put("@big.pdf")
 
 

@@ -11,7 +11,8 @@ from ruvmlx.apps.cli import options
 from ruvmlx.apps.cli.options import unknown_adapter
 
 from ruvmlx import settings
-from ruvmlx.errors import StoreError, UsageError
+from ruvmlx.chats.chat_file import read_bytes
+from ruvmlx.errors import StoreError, UsageError, unreadable
 from ruvmlx.progress import QUIET
 from ruvmlx.settings import Settings
 from ruvmlx.store.database import Database
@@ -245,3 +246,35 @@ def test_a_command_that_only_reads_works_on_a_disk_that_takes_nothing(
     flags = tiny(tiny_folder) if words.startswith(("learn", "adapters export", "adapters fuse")) else ()
     code, out, err = run(*words.split(), *flags)
     assert code == 0 and out, err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("sessions import there/no.json", "cannot read there/no.json: No such file or directory. Check"),
+        ("sessions import a.json/b.json", "cannot read a.json/b.json: Not a directory. Name another file."),
+        ("learn check --questions there", "cannot read there: it is a folder. Name another file."),
+        ("learn check --questions a.json", "a.json is not UTF-8 text (byte 1). Convert it to UTF-8."),
+        ("generate --prompts there", "cannot read there: it is a folder. Name another file."),
+        ("perplexity there", "cannot read there: Is a directory. Name another file."),
+        ("perplexity a.json", "a.json is not UTF-8 text (byte 1). Convert it to UTF-8."),
+        ("prove --prompts a.json", "a.json is not UTF-8 text (byte 1). Convert it to UTF-8."),
+        ("bench compare there there", "cannot read there: Is a directory. Name another file."),
+        ("restore there", "name one that `ruvmlx backup` wrote."),
+    ],
+)
+def test_an_error_of_a_file_says_what_to_do(words, said, run, tmp_path, monkeypatch):
+    """The line says what failed, and ends with the next step."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "a.json").write_bytes(b"a\xff")
+    code, _, err = run(*words.split())
+    assert code != 0 and said in err and len(err.splitlines()) == 1, err
+
+
+def test_an_error_of_a_file_that_is_denied_or_too_long_says_what_to_do(tmp_path):
+    denied = unreadable("a.txt", PermissionError(13, "Permission denied"))
+    assert str(denied).endswith("denied. Change its access rights, or name another file.")
+    (tmp_path / "a.txt").write_bytes(b"abc")
+    with pytest.raises(UsageError, match=r"a\.txt is over 2 B, which is too long to read\. Shorten it\.$"):
+        read_bytes(tmp_path / "a.txt", 2)
