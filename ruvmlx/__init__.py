@@ -12,10 +12,11 @@ The names in `__all__` are the public API; all other names are internal. Python 
 name when a program first uses the name.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+# The command line handles Ctrl-C after the import of this file, so this file imports no other module.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from .api import Chat, LocalModel, Reply, ReplyStream, embed, open
     from .api.aio import AsyncChat, AsyncModel, AsyncReplyStream, aopen
     from .api.listing import list_adapters, list_models
@@ -78,7 +79,9 @@ _MODULES = {
 }  # all other public names are in the module api
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
+    from importlib import import_module
+
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".{_MODULES.get(name, 'api')}", __name__), name)

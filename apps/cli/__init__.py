@@ -83,9 +83,13 @@ FILES = {verb: verb for verb in _OWN_FILE.split()} | {  # maps each verb to its 
 }
 
 
+def import_verb() -> None:
+    """Import the module of the verb that the command line names."""
+    if len(sys.argv) > 1:
+        cli.get_command(click.Context(cli), sys.argv[1])
+
+
 def run() -> int:
     """Run the verb that the command line names, and return the exit code."""
     end_on_signals()
-    if len(sys.argv) > 1:  # import the verb before click runs, as click prints an empty line after Ctrl-C
-        cli.get_command(click.Context(cli), sys.argv[1])
     return run_plainly(cli)

@@ -240,3 +240,36 @@ def test_a_signal_while_the_child_processes_module_is_imported(monkeypatch):
     with pytest.raises(SystemExit) as ended:
         ending_signals._unwind(signal.SIGTERM, None)
     assert ended.value.code == 128 + signal.SIGTERM
+
+
+# Ctrl+C comes during the import of click, while Python runs a destructor.
+CTRL_C_IN_IMPORT = """
+import os, signal, sys
+class Late:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        sum(range(9))
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "click":
+            Late()
+sys.meta_path.insert(0, Finder())
+sys.argv = ["ruvmlx", "--version"]
+from ruvmlx.apps.main import main
+main()
+"""
+
+
+def test_ctrl_c_during_the_imports_is_one_line():
+    """Python printed the traceback, and the command went on."""
+    done = subprocess.run(
+        [sys.executable, "-c", CTRL_C_IN_IMPORT], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "ruvmlx: interrupted.\n")
+
+
+def test_nothing_slow_is_imported_before_ctrl_c_is_handled():
+    """In this time, Ctrl+C prints Python's traceback."""
+    code = "import sys; import ruvmlx.apps.main; print({'typing', 're', 'enum', 'signal'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
