@@ -59,6 +59,8 @@ def chat(
     **flags: Any,
 ) -> None:
     """Chat, and rate the replies: each rating changes the weights that write the next one."""
+    if continue_ and session is not None:
+        raise UsageError("--continue and --session do not go together; --session ID continues that chat.")
     settings = resolve(flags, selects=True)
     # the flag --system also changes an earlier chat; a setting is only for new chats
     replaces_system = context.get_parameter_source("system") is ParameterSource.COMMANDLINE

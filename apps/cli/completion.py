@@ -33,7 +33,10 @@ def install(shell: str | None, only_print: bool, as_json: bool) -> None:
     """Write the completion file of a shell, where that shell looks for a user's own. Asks nothing."""
     shell = shell or _current_shell()
     if only_print:
-        click.echo(script(shell), nl=False)
+        if as_json:
+            print_json({"shell": shell, "script": script(shell)})
+        else:
+            click.echo(script(shell), nl=False)
         return
     path = place(shell)
     _write(path, script(shell))

@@ -69,6 +69,8 @@ def generate(
             '`ruvmlx generate "Name three rivers."`; '
             "`ruvmlx generate --help` has more examples."
         )
+    if flags["logprobs"] and prompts is None and not as_json:
+        raise UsageError("--logprobs needs --json, because the reply's text has no place for them.")
     if out is not None and prompts is None:
         raise UsageError("--out goes with --prompts; one reply goes to standard output.")
     if sys.stdout is None and out is None:

@@ -76,11 +76,16 @@ def effective(name: str, found: settings.Resolved) -> str:
 @config.command("set", context_settings={"ignore_unknown_options": True})  # permits the value -1
 @click.argument("name", shell_complete=complete_setting_names)
 @click.argument("value", shell_complete=complete_setting_values)
-def set_setting(name: str, value: str) -> None:
+@json_option
+def set_setting(name: str, value: str, as_json: bool) -> None:
     """Save one value in your settings file."""
     notes = _check_for_chat(name, value)
     path = settings_file.save(name, value)
-    say(f"{name} = {value}, in {short_path(path)}.")
+    if as_json:
+        saved = settings.setting_text(settings.parse(name, value, "the command line"))
+        print_json({"name": name, "value": saved, "path": str(path)})
+    else:
+        say(f"{name} = {value}, in {short_path(path)}.")
     for note in notes:
         log(note)
     _warn_of_another(name)
@@ -106,15 +111,23 @@ def _check_for_chat(name: str, value: str) -> list[str]:
 
 @config.command("unset")
 @click.argument("name", shell_complete=complete_setting_names)
-def unset_setting(name: str) -> None:
+@json_option
+def unset_setting(name: str, as_json: bool) -> None:
     """Remove one value from your settings file, so that the default applies again."""
     path = settings_file.remove(name)
-    value = effective(name, settings.resolve_one(name))
-    if path is None:
+    found = settings.resolve_one(name)
+    value = effective(name, found)
+    if as_json:
+        now = settings.setting_text(found.value)
+        print_json(
+            {"name": name, "value": now, "path": str(settings.user_file()), "removed": path is not None}
+        )
+    elif path is None:
         say(f"Nothing to take back: your settings file has no {name}; its value is {value}.")
-        return
-    say(f"{name} = {value} again. {short_path(path)} no longer has this setting.")
-    note_setting(name, "unset")
+    else:
+        say(f"{name} = {value} again. {short_path(path)} no longer has this setting.")
+    if path is not None:
+        note_setting(name, "unset")
 
 
 def _warn_of_another(name: str) -> None:

@@ -72,6 +72,8 @@ def test_the_bash_of_macos_is_too_old_and_reads_another_file(own_home, run, tmp_
 def test_print_writes_nothing(own_home, run):
     code, out, _ = run("completion", "install", "--shell", "bash", "--print")
     assert code == 0 and "complete" in out and not list(own_home.rglob("*"))
+    facts = json.loads(run("completion", "install", "--shell", "bash", "--print", "--json")[1])
+    assert facts == {"shell": "bash", "script": out} and not list(own_home.rglob("*"))
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(own_home, run):

@@ -45,6 +45,17 @@ def test_unset_takes_a_change_back_and_leaves_the_other_lines(run, home):
     assert code == 2 and one_line(err)
 
 
+def test_set_and_unset_print_json(run, home):
+    """The values are those of `config show --json`; `removed` is false if there was nothing to take back."""
+    path = str(settings.user_file())
+    for name, typed, value in (("max_tokens", "200", 200), ("router", "on", "on")):
+        code, out, err = run("config", "set", name, typed, "--json")
+        assert code == 0 and json.loads(out) == {"name": name, "value": value, "path": path}, err
+    unset = {"name": "max_tokens", "value": 512, "path": path}
+    for removed in (True, False):
+        assert json.loads(run("config", "unset", "max_tokens", "--json")[1]) == unset | {"removed": removed}
+
+
 @pytest.mark.parametrize("words", ["unset max_tokens", "set max_tokens 200"])
 def test_a_setting_is_changed_although_another_is_wrong(words, run, home):
     home.mkdir()

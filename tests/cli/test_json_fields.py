@@ -94,6 +94,9 @@ def scenario(tiny_cli, tiny_folder, tmp_path):  # noqa: F811
         say("show", "show", str(tiny_folder))
         say("show --memory", "show", str(tiny_folder), "--memory")
         say("config show", "config", "show")
+        say("config set", "config", "set", "max_tokens", "200")
+        say("config unset", "config", "unset", "max_tokens")
+        say("completion install --print", "completion", "install", "--shell", "bash", "--print")
         say("doctor", "doctor")
         return {name: sorted(paths(value)) for name, value in said.items()}
 

@@ -278,3 +278,17 @@ def test_an_error_of_a_file_that_is_denied_or_too_long_says_what_to_do(tmp_path)
     (tmp_path / "a.txt").write_bytes(b"abc")
     with pytest.raises(UsageError, match=r"a\.txt is over 2 B, which is too long to read\. Shorten it\.$"):
         read_bytes(tmp_path / "a.txt", 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("generate hi --logprobs 2", "--logprobs needs --json"),
+        ("chat -c --session last", "--continue and --session do not go together"),
+        ("chat --server -c --session last", "--continue and --session do not go together"),
+    ],
+)
+def test_options_that_do_not_go_together_are_an_error(words, said, run):
+    """The one was ignored."""
+    code, out, err = run(*words.split())
+    assert code == 2 and not out and said in err and one_line(err)
