@@ -29,8 +29,8 @@ def parse_reason(argument: str) -> str:
 def parse_number(argument: str, last: int, what: str) -> int | None:
     """Return the number in the argument: "2" -> 2, "" -> None.
 
-    Raise UsageError if the argument is no number from 1 to `last`. what: the plural noun for the numbered
-    things, for example "chats"; the error's text has this noun.
+    Raise UsageError if the argument is no number from 1 to `last`. what: the noun for a numbered thing, for
+    example "chat"; the error's text has this noun.
     """
     if not argument:
         return None
@@ -38,7 +38,8 @@ def parse_number(argument: str, last: int, what: str) -> int | None:
         raise UsageError(f"that reply has no {what}")
     is_number = argument.isascii() and argument.isdigit() and len(argument) < 10
     if not is_number or not 1 <= int(argument) <= last:
-        raise UsageError(f"{what} are numbered from 1 to {last}, got {argument[:20]!r}")
+        valid = f"a number from 1 to {last}" if last > 1 else "the number 1"
+        raise UsageError(f"no {what} has the number {argument[:20]!r}; give {valid}")
     return int(argument)
 
 

@@ -127,7 +127,7 @@ def find_model(argument: str, in_use: Model, files: UserFiles = HERE, listed: Se
     if not argument.isdigit():
         return argument if argument == AUTO else files.model(argument)
     names = listed or [entry.name for entry in models(in_use)]
-    number = parse_number(argument, len(names), "models")
+    number = parse_number(argument, len(names), "model")
     assert number is not None
     return names[number - 1]
 

@@ -266,7 +266,7 @@ class Serving:
             return self.own_adapters.get(salt)
         if wanted not in await self.adapters(salt):
             field_name = "model" if at else "adapter"
-            message = f"{field_name}: this model has no such adapter; GET /v1/models lists them."
+            message = f"{field_name}: this model has no adapter {wanted[:64]!r}; GET /v1/models lists them."
             raise ApiError(404, message, field_name, "adapter_not_found")
         return "" if wanted == NO_ADAPTER else wanted
 

@@ -131,7 +131,9 @@ class Learning:
         Chats keep their KV caches if the adapters differ only at the output head. If the base LoRA differs,
         the model reads each chat again at its next turn.
         """
-        if name is not None and config.parse("adapter", name, "the request") == "none":
+        if name is not None:
+            _check_name(name)
+        if name == "none":
             raise UsageError("an adapter cannot be called none; choose another name.")
         self.settle()
         self._close_loops()  # the background loops train the old adapter, so they must end
@@ -157,7 +159,7 @@ class Learning:
         elif self.learner is not None and self.learner.history.name == name:
             learner = self.learner
         else:
-            config.parse("adapter", name, "the request")
+            _check_name(name)
             with preserve_lora(self._backend):
                 learner = self.residency.load_beside(name)
         if learner is not None:
@@ -354,6 +356,15 @@ class Learning:
         if self._loops is not None:
             self._loops.close()
         self._loops = None
+
+
+def _check_name(name: str) -> None:
+    """Raise UsageError if no adapter can have this name."""
+    try:
+        config.parse("adapter", name, "")
+    except UsageError:
+        rule = "has 1 to 64 letters, digits, - and _"
+        raise UsageError(f"the name of an adapter {rule}, got {name[:80]!r}. Choose another name.") from None
 
 
 def _save_learner(learner: Learner) -> None:

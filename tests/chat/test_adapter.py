@@ -10,6 +10,7 @@ from ruvmlx.apps.chat.state import ChatState
 from ruvmlx.apps.chat.steps.models import use_adapter
 
 from ruvmlx import settings as config
+from ruvmlx.errors import UsageError
 
 from ..lora.test_residency import with_two_adapters
 from ..test_runtime import say
@@ -78,3 +79,12 @@ def test_a_new_adapter_is_listed_before_it_learns(open_tiny, capsys):
         say(runtime, runtime.chats.new_chat(), "hello")
         runtime.rate("last", "down")
         assert [(row.name, row.version) for row in runtime.adapters()] == [("home", 1)]
+
+
+@pytest.mark.parametrize("name", ["a/b", "x" * 65])
+def test_an_error_about_a_name_gives_the_rule(open_tiny, name):
+    """The error named "the request", which nobody had made."""
+    with open_tiny() as runtime, pytest.raises(UsageError) as refused:
+        use_adapter(runtime, ChatState(ChatOptions()), f"{name} new")
+    rule = "the name of an adapter has 1 to 64 letters, digits, - and _, got"
+    assert str(refused.value) == f"{rule} {name!r}. Choose another name."

@@ -102,7 +102,7 @@ async def test_copy_takes_the_whole_reply_or_one_code_block(monkeypatch):
         reply = await ask(app, pilot)
         await send("/copy", "Copied")
         await send("/copy 2", "Copied code block 2 of 3")
-        await send("/copy 4", "numbered from 1 to 3")
+        await send("/copy 4", "give a number from 1 to 3")
         await pilot.press("tab", "c", "c")
         await until(pilot, lambda: "Copied code block 2 of 3" in screen_text(app))
         await pilot.press("y")

@@ -74,7 +74,9 @@ async def test_goto_shows_a_message_of_the_open_chat(chatting, long_chat):  # no
         await send(app, pilot, "/goto 81")
         await check_found_message(app, pilot)
         await send(app, pilot, "/goto 301")
-        await until(pilot, lambda: "numbered from 1 to 300" in screen_text(app))
+        await until(
+            pilot, lambda: "no message has the number '301'; give a number from 1 to 300" in screen_text(app)
+        )
 
 
 async def test_esc_goes_to_the_end_also_where_all_is_loaded(chatting, long_chat):  # noqa: F811

@@ -157,7 +157,7 @@ async def test_the_first_measurement_does_not_hold_up_a_switch(chatting, measure
         await wait_for_model(app, pilot, TWO)
         assert len(measurement) < 4
         await send(app, pilot, "/model 99")
-        await until(pilot, lambda: "numbered from 1 to 4" in notices(app)[-1])
+        await until(pilot, lambda: "give a number from 1 to 4" in notices(app)[-1])
 
 
 async def test_a_number_of_no_model_does_not_end_the_first_measurement(chatting, measurement):
@@ -166,7 +166,7 @@ async def test_a_number_of_no_model_does_not_end_the_first_measurement(chatting,
         await ask(app, pilot, "Hello")
         await until(pilot, lambda: "Getting to know the model" in screen_text(app))
         await send(app, pilot, "/model 99")
-        await until(pilot, lambda: "numbered from 1 to" in "".join(notices(app)))
+        await until(pilot, lambda: "give a number from 1 to" in "".join(notices(app)))
         read = len(measurement)
         await until(pilot, lambda: len(measurement) > read + 2)
 
@@ -211,7 +211,7 @@ async def test_a_reply_of_another_model_cannot_be_rated(chatting):
         (NO_PLACE, "no place for this role"),
         (CUT, "sound safetensors file"),
         ("nobody/there", "HF_HUB_OFFLINE is set"),
-        ("9", "numbered from 1 to 4"),
+        ("9", "give a number from 1 to 4"),
     ],
 )
 async def test_a_model_that_fails_to_open_leaves_the_chat_unchanged(chatting, name, why):
@@ -381,7 +381,7 @@ def test_plain_mode_lists_and_switches_models(cache, capsys):
     assert (
         errors.count("ruvmlx: ") == 3 and "wrote that reply" in errors and "no place for this role" in errors
     )
-    assert "numbered from 1 to 5" in errors and code == 1
+    assert "give a number from 1 to 5" in errors and code == 1
 
 
 def test_a_model_outside_the_cache_is_listed_as_in_use(cache, tiny):

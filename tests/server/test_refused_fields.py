@@ -249,6 +249,7 @@ def test_names_of_models_and_adapters(shared, fields, param, status):
     given = {name: text.format(shared.model) for name, text in fields.items()}
     refused = shared.chat(**given)
     assert refused.status == status and refused.error["param"] == param
+    assert "nobody" not in str(fields) or "has no adapter 'nobody'" in refused.error["message"]
 
 
 def test_an_empty_question(shared):

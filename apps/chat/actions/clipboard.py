@@ -23,7 +23,7 @@ class ClipboardActions:
         if reply is None:
             raise NotFound("there is no reply to copy yet")
         blocks = reply.code_blocks
-        number = parse_number(argument, len(blocks), "code blocks")
+        number = parse_number(argument, len(blocks), "code block")
         self._chat.app.copy_to_clipboard(reply.answer if number is None else blocks[number - 1])
         self._rate.notice([reply.reply_id], "copied")
         self._chat.status.flash(

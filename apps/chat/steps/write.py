@@ -191,7 +191,7 @@ def copy(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     """Copy the last reply. If `argument` is a number, copy the reply's code block with this number."""
     reply = sanitize(split(shown_reply(runtime, state, "copy").content).answer)
     blocks = code_blocks(reply)
-    number = parse_number(argument, len(blocks), "code blocks")
+    number = parse_number(argument, len(blocks), "code block")
     clipboard.copy(reply if number is None else blocks[number - 1])
     return Outcome("Copied." if number is None else f"Copied code block {number} of {len(blocks)}.")
 
@@ -204,7 +204,7 @@ def save(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     # "2024.txt" is a name, and "2" is a number
     number, name = (first, rest) if first.isdigit() else ("1", argument)
     blocks = code_blocks(reply)
-    at = parse_number(number, len(blocks), "code blocks")
+    at = parse_number(number, len(blocks), "code block")
     if at is None or not name.strip():
         raise UsageError("which file? Give the block's number and a name, as in /save 1 sort.py")
     path = state.options.files.of_command(name.strip())
@@ -237,7 +237,7 @@ def goto(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     turns = runtime.chats.turns(state.session)
     if not turns:
         raise NotFound("this chat has no messages yet")
-    number = parse_number(argument, len(turns), "messages")
+    number = parse_number(argument, len(turns), "message")
     if number is None:
         raise UsageError("which message? Give its number in /find, as in /goto 12")
     return Outcome("\n".join(message_lines(turns[number - 1 : number + 1])), message=turns[number - 1].id)
