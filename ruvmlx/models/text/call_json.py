@@ -46,8 +46,8 @@ class JSONSpan:
 
 class CallObject:
     """A parser of the object {"name": ..., "arguments": {...}} that arrives in pieces. The keys can have any
-    order. If the object has the arguments twice, under either key, the first ones count, because the caller
-    may have reported them.
+    order. If the object has the arguments twice, under either key, the first ones that are not empty count,
+    because the caller may have reported them.
 
     name: the function's name; None until the parser has read the name
     bad: True if the object is not a tool call
@@ -60,7 +60,7 @@ class CallObject:
         self._value: JSONSpan | None = None  # the scanner of the current key's value
         self._pending = ""  # text that the parser has not read yet
         self._key = self._read = ""  # the current key, and the text of its value that was read
-        self._arguments = ""
+        self._arguments = self._held = ""  # _held: the text of arguments that have no key so far
         self._had_arguments = self._read_arguments = False
         self.name: str | None = None
         self.raw = ""
@@ -70,12 +70,12 @@ class CallObject:
     def is_over(self) -> bool:
         return self._whole.over
 
-    def arguments(self) -> str:
+    def arguments(self, is_cut: bool = False) -> str:
         """Return the text of the arguments object that the parser has read since the last call of this
-        method. If the object ends without arguments, return "{}"."""
+        method. If the object ends without arguments, return "{}". is_cut: True if no more text follows."""
         found, self._arguments = self._arguments, ""
-        if self.is_over and not found and not self._had_arguments:
-            found = "{}"
+        if not found and not self._had_arguments and (self.is_over or is_cut):
+            found = self._held or ("{}" if self.is_over else "")
         self._had_arguments = self._had_arguments or bool(found)
         return found
 
@@ -107,26 +107,41 @@ class CallObject:
             return False
         self._key, self._pending = _string(self._pending[:n]) or "", value
         self._value, self._read = JSONSpan(), ""
+        if self._key in _ARGUMENTS:
+            self._held = ""
         return True
 
     def _read_value(self, value: JSONSpan) -> bool:
         n = value.feed(self._pending)
-        self._read += self._pending[:n]
+        piece, self._pending = self._pending[:n], self._pending[n:]
+        self._read += piece
         is_arguments = self._key in _ARGUMENTS and not self._read_arguments
         is_object = self._read.startswith("{")
         if is_arguments and is_object:
-            self._arguments += self._pending[:n]
-        self._pending = self._pending[n:]
+            self._add_arguments(piece, self._read)
         if not value.over:
             return False
+        text = _string(self._read) or ""
         if self._key == "name":
-            self.name = _string(self._read)
-            self.bad = not self.name
+            self.name = text or None
+            self.bad = not text
         elif is_arguments and not is_object:  # some models write the arguments object as a JSON string
-            self._arguments += _string(self._read) or ""
-        self._read_arguments |= is_arguments and (is_object or bool(_string(self._read)))
+            self._add_arguments(text, text)
+        self._read_arguments |= is_arguments and _has_key(self._read if is_object else text)
         self._value = None
         return True
+
+    def _add_arguments(self, piece: str, whole: str) -> None:
+        """Add the next piece of the arguments. whole: the text of the arguments so far. Hold the text back
+        until it has a key, because the arguments can follow under the other key."""
+        self._held += piece
+        if _has_key(whole):
+            self._arguments, self._held = self._arguments + self._held, ""
+
+
+def _has_key(text: str) -> bool:
+    """Return False for the text of an object that has no key so far."""
+    return bool(text.strip(SPACE + "{}"))
 
 
 def _string(text: str) -> str | None:

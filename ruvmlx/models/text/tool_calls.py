@@ -155,6 +155,8 @@ class CallParser:
             self._mark, self._text, self._call = "", "", None
         elif is_cut and len(begun := self._text.strip(SPACE)) > 1 and self._dialect.begin.startswith(begun):
             self._text = ""
+        if self._call is not None and self._call.begun:
+            self._out.append(ArgumentsPiece(self.calls - 1, self._call.arguments(is_cut=True)))
         marks = self._dialect.begin, self._call_end
         if self._after_call and any(mark.startswith(self._text) for mark in marks):
             self._text = ""
