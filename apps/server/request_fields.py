@@ -294,6 +294,8 @@ def _type_of(item: Any) -> Any:
 
 
 def _fits(value: Any, kind: Any) -> bool:
+    if isinstance(value, float) and value.is_integer():  # JSON does not distinguish 2.0 and 2
+        value = int(value)
     try:
         msgspec.convert(value, kind | None if kind is not Any else Any)
     except msgspec.ValidationError:

@@ -8,6 +8,7 @@ from ruvmlx.apps.server.anthropic_bodies import MessagesBody
 from ruvmlx.apps.server.bodies import ChatBody, CompletionBody, RatingBody
 from ruvmlx.apps.server.decoding import decode
 from ruvmlx.apps.server.errors import ApiError
+from ruvmlx.apps.server.ollama_bodies import OllamaChatBody
 from ruvmlx.apps.server.request_fields import WOULD_CHANGE
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -95,6 +96,16 @@ def test_a_number_without_a_fraction_stays_a_float_where_no_field_wants_an_integ
     assert repr((body.max_tokens, body.top_k)) == "(5, 1)"
     assert repr(body.tools[0].input_schema) == repr(schema)
     assert repr(body.messages[0].content[0].input) == repr(call["input"])
+
+
+def test_fields_that_change_nothing_may_have_whole_numbers_with_a_point():
+    asked = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    for options in ({"num_ctx": 2048.0}, {"mirostat": 0.0, "mirostat_tau": 5.0}):
+        decoded = decode(json.dumps({**asked, "options": options}).encode(), OllamaChatBody)
+        assert decoded.ignored == [f"options.{name}" for name in options]
+    with pytest.raises(ApiError) as refused:
+        decode(json.dumps({**asked, "options": {"num_ctx": 2048.5}}).encode(), OllamaChatBody)
+    assert refused.value.param == "options.num_ctx"
 
 
 def test_a_list_of_ids_may_have_floats_without_a_fraction():
