@@ -52,6 +52,8 @@ def tell_imported(rows: Sequence[dict[str, Any]], failures: Sequence[RuvmlxError
     for error in failures:
         log(f"Not imported: {error_line(error)}")
     new = sum(row["is_new"] for row in rows)
-    if new < len(rows) or len(rows) + len(failures) > 1:
+    if len(rows) + len(failures) > 1:
         failed = f", {count_of(len(failures), 'file')} not" if failures else ""
         log(f"{count_of(new, 'chat')} imported, {len(rows) - new:,} there already{failed}.")
+    elif rows and not new:
+        log(f"Nothing was imported: chat {rows[0]['id']} begins with the same messages.")

@@ -226,6 +226,8 @@ def import_sessions(files: tuple[Path, ...], as_json: bool) -> None:
     rows = [session_facts(store.chats.get(one.session_id)) | {"is_new": one.is_new} for one in found]
     if as_json:
         print_json(rows[0] if is_one else rows)
+        if is_one:
+            tell_imported(rows, failures)
     else:
         new = [row for row in rows if row["is_new"]]
         if new:

@@ -153,6 +153,9 @@ def test_a_chat_that_is_there_already_is_opened_and_not_imported_again(open_tiny
     with open_tiny() as runtime:
         state = ChatState(ChatOptions())
         first, second = (take("import", runtime, state, str(file)) for _ in range(2))
-        assert first.opens == second.opens and second.words == "Chat: hello (this chat was there already)"
+        assert (
+            first.opens == second.opens
+            and second.words == "Chat: hello (nothing was imported: this chat was there already)"
+        )
         with pytest.raises(UsageError, match="`ruvmlx sessions import` takes all files"):
             take("import", runtime, state, str(tmp_path))

@@ -54,6 +54,20 @@ def test_a_folder_is_imported_once_with_its_dates(run, folder, home):
     assert len(json.loads(run("sessions", "ls", "--json")[1])) == 3
 
 
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_a_chat_that_is_there_already_is_told(run, folder, home, flags):
+    """One file: the line names the chat, and the JSON says so, too."""
+    known = json.loads(run("sessions", "import", str(folder / "a.json"), "--json")[1])["id"]
+    code, out, err = run("sessions", "import", str(folder / "again.json"), *flags)
+    assert code == 0 and err == f"Nothing was imported: chat {known} begins with the same messages.\n"
+    assert known in out and (not flags or json.loads(out)["is_new"] is False)
+    for path in folder.rglob("*.json"):
+        if path.name != "settings.json":
+            path.unlink()
+    code, out, err = run("sessions", "import", str(folder))  # one file, which is no chat
+    assert code == 4 and not out and err.startswith("Not imported: ") and err.count("\n") == 1
+
+
 def test_json_of_one_file_is_an_object_and_of_several_a_list(run, folder, home):
     one = json.loads(run("sessions", "import", str(folder / "a.json"), "--json")[1])
     assert one["is_new"] and one["turns"] == 2

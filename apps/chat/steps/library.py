@@ -89,7 +89,7 @@ def export(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 def import_file(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     found = chat_files.import_file(runtime, argument, state.options.files)
-    said = "" if found.is_new else "This chat was there already"
+    said = "" if found.is_new else "Nothing was imported: this chat was there already"
     return _open_chat(runtime, found.session_id, said)
 
 
