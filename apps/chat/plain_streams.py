@@ -18,10 +18,9 @@ MAX_LINE_CHARACTERS = 1 << 20
 # The number of bytes of a line that a terminal keeps. The system drops further bytes up to the end of the
 # line, and does not tell the program (MAX_CANON of macOS, N_TTY_BUF_SIZE of Linux, less 1 for the newline).
 TERMINAL_LINE_BYTES = 1023 if sys.platform == "darwin" else 4095
-CUT = (
-    f"the terminal passes at most {TERMINAL_LINE_BYTES:,} bytes of a line, and has cut this one. "
-    "Nothing was sent. Put the text into a file, and name it as @FILE."
-)
+_INSTEAD = "Nothing was sent. Put the text into a file, and name it as @FILE."
+CUT = f"the terminal passes at most {TERMINAL_LINE_BYTES:,} bytes of a line, and has cut this one. {_INSTEAD}"
+TOO_LONG = f"a line is over {MAX_LINE_CHARACTERS:,} characters, which is too long to read. {_INSTEAD}"
 
 
 # what a terminal sends for a key without a character, such as an arrow or F1 (ESC O P, ESC [ 11 ~, ESC [ [ A)
@@ -62,9 +61,7 @@ class PlainStreams:
                 line = self._source.readline(MAX_LINE_CHARACTERS + 1)
                 if len(line) > MAX_LINE_CHARACTERS:
                     self._skip_line(line)
-                    self.complain(
-                        UsageError(f"a line is over {MAX_LINE_CHARACTERS} characters, too long to read.")
-                    )
+                    self.complain(UsageError(TOO_LONG))
                     return "\n"
                 if self._is_cut(line):
                     self.complain(UsageError(CUT))

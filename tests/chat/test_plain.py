@@ -101,7 +101,8 @@ def test_a_line_without_end_takes_no_memory():
     done = chat("x" * 50_000_000 + "\nHi\n", ["Hello."], setup=setup)
     assert done.stdout == "Assistant: Hello.\n"
     error, taken = done.stderr.splitlines()
-    assert error == "ruvmlx: a line is over 1048576 characters, too long to read." and int(taken) < 40
+    wanted = "ruvmlx: a line is over 1,048,576 characters, which is too long to read. Nothing was sent. "
+    assert error == f"{wanted}Put the text into a file, and name it as @FILE." and int(taken) < 40
     assert done.returncode == 2
 
 
