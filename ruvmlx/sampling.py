@@ -1,7 +1,8 @@
 """This module draws the next token from logits.
 
 `FILTERS` and top_k select the candidate ids by the distribution at temperature 1. The sampler then draws one
-candidate at the given temperature. ruvmlx does not use mlx-lm's sampler: the native backend has no MLX, and a
+candidate at the given temperature. With the temperature before the filters, ratings change replies less
+(docs/first-replies.md). ruvmlx does not use mlx-lm's sampler: the native backend has no MLX, and a
 seed must give the same reply even if other code of this process draws random numbers.
 `backends/mlx/sampler.py` applies the same filters on the GPU. On the CPU, if the temperature is not 0 and the
 reply uses only the filters in `IN_C`, the C code in neon/src/draw.c draws the tokens. If a reply uses another

@@ -2,6 +2,7 @@
 
     python -m tests.campaigns.hour_of_load                  one hour
     python -m tests.campaigns.hour_of_load --seconds 900
+    python -m tests.campaigns.hour_of_load --no-ratings     nobody rates, so the server does not train
 
 The people of test_soak.py (good, slow, rude, leaving and rating ones) come for some minutes. Then nobody
 comes, so that the server trains on the new ratings. This repeats. The KV budget and the page store are so
@@ -49,11 +50,20 @@ class Readers(Crowd):
         await asyncio.sleep(self.rng.uniform(1, 5))
 
 
-class Load:
-    """One server and its rounds. rounds: the resident memory in bytes, once a second, of each round."""
+class NoRaters(Readers):
+    """The same people, but the rating ones only ask."""
 
-    def __init__(self, folder: Path, people: int):
+    async def rater(self) -> None:
+        await self.good()
+
+
+class Load:
+    """One server and its rounds. crowd: the class of the people. rounds: the resident memory in bytes, once a
+    second, of each round."""
+
+    def __init__(self, folder: Path, people: int, crowd: type[Readers]):
         self.people, self.log, self.rounds = people, folder / "log", list[list[int]]()
+        self.crowd = crowd
         model = make_safetensors_model(folder / "tiny-llama", max_context=512)
         command = [sys.executable, "-c", SERVER, "serve", "--json", "--port", "0", "--api-key", KEY]
         command += ["--model", str(model), "--backend", "native"]
@@ -67,8 +77,8 @@ class Load:
         self.port, self.model = int(facts["base_url"].split(":")[2][:-3]), facts["model"]
 
     def round(self) -> Readers:
-        """Let people come, then nobody until a training has ended."""
-        crowd, used, before = Readers(self.port, self.model, BUSY), list[int](), self.trainings()
+        """Let people come. If they rated, nobody comes then until a training has ended."""
+        crowd, used, before = self.crowd(self.port, self.model, BUSY), list[int](), self.trainings()
 
         async def watch() -> None:
             while True:
@@ -77,7 +87,7 @@ class Load:
 
         asyncio.run(crowd.all(self.people, watch))
         self.rounds.append(used)
-        quiet_until = time.monotonic() + QUIET
+        quiet_until = time.monotonic() + (QUIET if crowd.statuses["rating", 200] else 0)
         while time.monotonic() < quiet_until and self.trainings() == before:
             time.sleep(1)
         return crowd
@@ -103,11 +113,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--people", type=int, default=40)
+    parser.add_argument("--no-ratings", action="store_true")
     given = parser.parse_args()
     until = time.monotonic() + given.seconds
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server ends, too
     with tempfile.TemporaryDirectory(prefix="ruvmlx-load-") as folder, ExitStack() as stack:
-        load = Load(Path(folder), given.people)
+        load = Load(Path(folder), given.people, NoRaters if given.no_ratings else Readers)
         stack.callback(load.process.kill)
         good = rated = 0
         while time.monotonic() < until:
@@ -123,7 +134,7 @@ def main() -> None:
         print(f"memory from the third round to the last: {growth - 1:+.1%}; at most {most - 1:+.1%}")
         ended = load.stop()
         trained = load.trainings()
-    sys.exit(most > LIMIT or ended != 0 or trained == 0)
+    sys.exit(most > LIMIT or ended != 0 or (trained == 0) != given.no_ratings)
 
 
 if __name__ == "__main__":
