@@ -256,7 +256,7 @@ def _training(facts: dict[str, Any]) -> str:
     from ruvmlx.sona.adapter_history import MINIMUM
 
     done, waiting, said = facts["consolidations"], facts["pending"], list[str]()
-    # before the first result in use, all that the training can use waits
+    # If no result of a training is in use, all usable ratings and preferences wait.
     given = facts["ratings"] + facts.get("preferences", 0) if done else waiting
     if done:
         said.append(f"The background learning changed the model {_times(done)}.")

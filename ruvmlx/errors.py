@@ -147,8 +147,8 @@ def extra_missing(extra: str) -> str:
 
 
 def unreadable(name: str, error: OSError | UnicodeDecodeError) -> UsageError:
-    """Return the error for a file that the user named and that cannot be read as text or at all. The last
-    sentence of the error says what to do."""
+    """Return the error for a file of the user. The program cannot read the file, or cannot read it as text.
+    The last sentence of the error says what to do."""
     name = one_line(name)
     if isinstance(error, UnicodeDecodeError):
         return UsageError(f"{name} is not UTF-8 text (byte {error.start}). Convert it to UTF-8.")

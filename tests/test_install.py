@@ -77,7 +77,7 @@ def test_the_script_fails_where_the_chat_does_not_answer(stranger):
 
 
 def test_on_macos_numpy_is_new_enough_to_give_no_wrong_warnings():
-    """NumPy before 2.4 warns of overflows that are none, in products of Apple's Accelerate."""
+    """With Apple's Accelerate, NumPy before 2.4 warns of overflows that do not occur."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needs = [need for line in project["dependencies"] if (need := Requirement(line)).name == "numpy"]
     for system, taken in {"darwin": False, "linux": True}.items():
@@ -86,7 +86,7 @@ def test_on_macos_numpy_is_new_enough_to_give_no_wrong_warnings():
 
 
 def test_the_page_has_the_error_of_a_hidden_pth_file():
-    """Python skips hidden .pth files, and iCloud hides them. -S: Python reads no .pth file at all."""
+    """iCloud hides .pth files, and Python skips hidden .pth files. With -S, Python reads no .pth file."""
     folder = sysconfig.get_path("purelib")
     if not list(Path(folder).glob("_editable_skbc_ruvmlx.pth")):
         pytest.skip("ruvmlx is not installed from a clone")

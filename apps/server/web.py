@@ -164,7 +164,7 @@ def listening(host: str, port: int) -> socket.socket:
 
 def _is_answered(address: tuple[Any, ...]) -> bool:
     """Return True if a program listens on this address. With SO_REUSEADDR, macOS lets a program bind
-    127.0.0.1 and a port although another program listens on all addresses and this port."""
+    127.0.0.1 and a port even if another program listens on all addresses and this port."""
     try:
         socket.create_connection(address[:2], ANSWER_SECONDS).close()
     except OSError:

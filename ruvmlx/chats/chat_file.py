@@ -151,9 +151,9 @@ def _add(store: Store, chat: Imported) -> str:
 
 
 def chat_files(path: Path) -> list[Path]:
-    """Return [path] if `path` is a file; if it is a folder, return all .json files below it that are not
-    hidden, because macOS adds hidden files (._NAME) on some disks and in zip files. Raises UsageError for a
-    folder without .json files."""
+    """If `path` is a file, return [path]. If `path` is a folder, return all .json files in the folder and its
+    subfolders. Skip hidden files: macOS adds such files (._NAME) on some disks and in zip files. Raises
+    UsageError for a folder without .json files."""
     if not path.is_dir():
         return [path]
     found = sorted(file for file in path.rglob("[!.]*.json") if file.is_file())

@@ -172,8 +172,8 @@ class Background:
     # -- the start of a run --------------------------------------------------------------------------
 
     def _resumable_run(self, pause: Pause = lambda: None) -> Training | None:
-        """Return the stopped run if the ratings that it read led to the version in use, and if its settings,
-        base LoRA and EWC anchors are still the same; else None."""
+        """Return the stopped run if two conditions hold; else None. The versions that the run has read led to
+        the version in use. The settings, the base LoRA and the EWC anchors are those of the run."""
         history, state = self._learner.history, self._learner.state
         if (training := self._paused) is None:
             self._promotion = self._step_key = None
@@ -191,8 +191,8 @@ class Background:
         return None
 
     def _promotion_test(self, buffer: Buffer, pause: Pause) -> PromotionTest:
-        """Return the stopped promotion test if it uses the same data. Else return a new test, and let the
-        stopped step begin again."""
+        """Return the stopped promotion test if it uses the data of this run. If not, return a new test. The
+        stopped step then begins again."""
         if self._promotion is None or self._promotion.buffer != buffer:
             self._promotion = PromotionTest(self._learner, buffer, pause)
             self._step_key = None  # the step that was stopped can have gradients of a deleted reply

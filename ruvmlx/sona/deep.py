@@ -125,7 +125,7 @@ class Deep:
         if max(self.task_starts(), default=0) > version:
             return "a new task began"
         since = last.created if last else history.first_rating() or 0.0
-        # `abs`, because the clock can have been wrong in the last run
+        # `abs`, because the clock may have been wrong in the last run
         return "a week has passed" if abs((now or time.time()) - since) >= WEEK else ""
 
     def task_starts(self) -> list[int]:

@@ -22,8 +22,8 @@ class PairHistory:
         return self._store.ratings.weights(*self._key) + pairs
 
     def trainable_versions(self) -> list[int]:
-        """Return the adapter versions of the ratings and preferences that training can use. The result has
-        one version for each rating and each preference."""
+        """Each rating and each preference makes one adapter version. Return the versions of the ratings and
+        preferences that training can use."""
         given = self._store.ratings.trainable_versions(*self._key)
         return given + self._store.preferences.trainable_versions(*self._key)
 

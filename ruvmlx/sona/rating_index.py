@@ -123,8 +123,8 @@ class RatingIndex:
             self._questions[text] = state
 
     def forget_questions(self) -> None:
-        """Drop the questions in memory, also their vectors in the bank, which the next `sync` fills from the
-        store. The question of a reply that has no vector yet is embedded at its rating."""
+        """Drop the questions in memory and their vectors in the bank. The next `sync` fills the bank from the
+        store. If a reply has no vector yet, its rating embeds the question."""
         while self._ahead:
             self._ahead.popitem()[1].cancel()
         self._questions.clear()
@@ -232,8 +232,8 @@ class RatingIndex:
         return {s.reply_id: s.label for s in signs} | rated
 
     def _vector(self, reply_id: str) -> np.ndarray | None:
-        """Return the vector with which a new entry is put into the lookups; None if the bank's lookups have
-        the entry."""
+        """The caller puts an entry and its vector into the lookups. Return this vector. Return None if the
+        bank's lookups have the entry already."""
         if self.bank.is_placed(reply_id):
             return None
         return self._unit(self._store.replies.query(reply_id))

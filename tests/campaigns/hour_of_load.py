@@ -51,7 +51,7 @@ class Readers(Crowd):
 
 
 class NoRaters(Readers):
-    """The same people, but the rating ones only ask."""
+    """The same people, but nobody rates: the people who rate elsewhere only ask questions here."""
 
     async def rater(self) -> None:
         await self.good()
@@ -77,7 +77,7 @@ class Load:
         self.port, self.model = int(facts["base_url"].split(":")[2][:-3]), facts["model"]
 
     def round(self) -> Readers:
-        """Let people come. If they rated, nobody comes then until a training has ended."""
+        """Let people use the server. If they rated, let nobody use it until a training has ended."""
         crowd, used, before = self.crowd(self.port, self.model, BUSY), list[int](), self.trainings()
 
         async def watch() -> None:

@@ -83,7 +83,7 @@ def test_a_new_adapter_is_listed_before_it_learns(open_tiny, capsys):
 
 @pytest.mark.parametrize("name", ["a/b", "x" * 65])
 def test_an_error_about_a_name_gives_the_rule(open_tiny, name):
-    """The error named "the request", which nobody had made."""
+    """Before, the error said "from the request", but there was no request."""
     with open_tiny() as runtime, pytest.raises(UsageError) as refused:
         use_adapter(runtime, ChatState(ChatOptions()), f"{name} new")
     rule = "the name of an adapter has 1 to 64 letters, digits, - and _, got"

@@ -186,8 +186,8 @@ async def test_hostile_output_never_reaches_widgets():
 
 @pytest.mark.parametrize("key", ["pageup", "shift+pageup"])
 async def test_the_scroll_position_stays_while_a_reply_grows(key):
-    """The scroll position is the reader's; at the end the reply is followed again. The Terminal of macOS
-    sends Page Up only with Shift."""
+    """Only the reader moves the scroll position. At the end, the chat follows the reply again. The Terminal
+    of macOS sends Page Up only with Shift."""
     runtime = ScriptedRuntime(["line\n\n"] * 60, gate=True, free=40)
     async with chatting(runtime) as (app, pilot):
         app.chat.prompt.text = "Go"

@@ -62,7 +62,7 @@ def test_text_reaches_the_tool(tools):
 
 
 def test_pbcopy_reads_the_text_as_utf_8(tools, monkeypatch):
-    """Its manual: the locale's variables say the encoding; without them it is not UTF-8."""
+    """By the manual of pbcopy, the locale gives the encoding. Without a locale, the encoding is not UTF-8."""
     got = tools("pbcopy", 'cat > $0.got; echo "$LC_ALL" >> $0.got')
     os.environ["LC_ALL"] = "C"
     monkeypatch.setattr(clipboard.tool, "__defaults__", (os.environ, "darwin"))

@@ -269,7 +269,7 @@ def test_ctrl_c_during_the_imports_is_one_line():
 
 
 def test_nothing_slow_is_imported_before_ctrl_c_is_handled():
-    """In this time, Ctrl+C prints Python's traceback."""
+    """During such an import, Ctrl+C would print a Python traceback."""
     code = "import sys; import ruvmlx.apps.main; print({'typing', 're', 'enum', 'signal'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

@@ -289,6 +289,6 @@ def test_an_error_of_a_file_that_is_denied_or_too_long_says_what_to_do(tmp_path)
     ],
 )
 def test_options_that_do_not_go_together_are_an_error(words, said, run):
-    """The one was ignored."""
+    """Before, the program ignored one of the two options."""
     code, out, err = run(*words.split())
     assert code == 2 and not out and said in err and one_line(err)

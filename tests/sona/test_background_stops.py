@@ -224,8 +224,8 @@ def test_a_stopped_step_begins_again_without_a_reply_that_was_deleted(rated_runt
 
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_rating_that_came_while_a_run_was_stopped_can_be_undone(rated_runtime, monkeypatch, restart):
-    """The stopped run goes on with the new rating. After its undo, a new run begins, with the same result as
-    if the rating had never been given."""
+    """The stopped run goes on with the new rating. If the user takes the rating back, a new run begins. Its
+    result is the same as without the rating."""
     monkeypatch.setattr(promotion, "PPL_RISE", 1.0)
     monkeypatch.setattr(background, "SAVE_EVERY", 1)
     loops, steps = rated_runtime.learning.loops, []

@@ -315,8 +315,8 @@ def test_what_another_process_rates_is_noticed(open_tiny):
 
 
 def test_a_deleted_chat_leaves_the_bank_as_after_a_restart(open_tiny):
-    """Its rating only counts, without the vector of its question, and its implicit feedback is gone. Before,
-    both stayed in lookups until the program ended."""
+    """The bank counts the rating of the deleted reply, but has no vector of its question and no implicit
+    feedback. Before, both stayed in the lookups until the program ended."""
 
     def memory(runtime):
         index = runtime.learner.rating_index

@@ -119,8 +119,8 @@ def test_changing_an_older_rating_again_and_again_always_moves_it_the_right_way(
 
 
 def test_the_sums_lose_exactly_what_the_ratings_of_one_reply_added(open_tiny):
-    """The second rating took back the first, so the second leaves the sums first. In the other order, a
-    square would be subtracted twice and limited to 0 in between."""
+    """Remove the newer rating from the sums before the older one. In the other order, the code subtracts a
+    square twice, and the limit of 0 falsifies the sum."""
     with open_tiny() as runtime:
         changed, *others = (reply(runtime, f"question {i}", seed=i) for i in range(3))
         for reply_id, rating in ((changed, "up"), (others[0], "up"), (changed, "down"), (others[1], "up")):

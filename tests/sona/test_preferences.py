@@ -301,7 +301,7 @@ def test_deleting_a_chat_deletes_its_words_and_keeps_what_was_learned(open_tiny)
 
 
 def test_preferences_without_words_do_not_wait_for_a_training(open_tiny):
-    """Before, a training was due again and again, and said that it needs 10 preferences and has 10."""
+    """Before, the loop was due again and again. It said that it needs 10 preferences and has 10."""
     with open_tiny() as runtime:
         for i in range(MINIMUM):
             chat, _ = chat_with_reply(runtime, f"question {i}")

@@ -141,8 +141,8 @@ def test_another_rating_of_one_reply_leaves_the_rest_of_the_batch(open_tiny):
 
 
 def test_a_batch_that_only_takes_back_has_changed_the_weights(open_tiny):
-    """A rating for wrong facts teaches nothing, but it replaces the rating before. As with a single rating,
-    the result says so."""
+    """A rating for wrong facts teaches nothing, but it replaces the rating before. So it changes the adapter,
+    and the result says "applied"."""
     with open_tiny() as runtime:
         id_, before, applied = reply(runtime), weights(runtime), []
         for rating, note in (("up", ""), ("down", FACTS)):

@@ -130,7 +130,7 @@ def test_a_changed_rating_takes_the_old_one_back_exactly(open_tiny, monkeypatch)
 
 
 def test_wrong_facts_teach_the_router_nothing(open_tiny):
-    """The reason takes what the bad rating had taught the router back."""
+    """The bad rating changed the router. When the user adds the reason, the program undoes this change."""
     with open_tiny(router=True) as runtime:
         for i in range(3):
             runtime.rate(reply(runtime, seed=i).request_id, "up")
