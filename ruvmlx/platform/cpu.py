@@ -10,7 +10,7 @@ from pathlib import Path
 
 SPARE = 0.95  # the share of the free memory that one model can use
 # The share of the RAM that models can take. On a Mac with less than LARGE_MAC bytes of RAM, Metal gives one
-# process two thirds (recommendedMaxWorkingSetSize: 10.7 of 16 GiB, 21.3 of 32), else three quarters (27 of 36).
+# process two thirds (recommendedMaxWorkingSetSize: 10.7 of 16 GiB, 21.3 of 32); on others, three quarters.
 GPU_SHARE, SMALL_MAC_SHARE, LARGE_MAC = 3 / 4, 2 / 3, 36 << 30
 
 
