@@ -5,7 +5,7 @@ A rating is in force until the user takes it back or replaces it. AdapterHistory
 model. So the commands `learn status` and `learn undo` need not load a model.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -116,9 +116,9 @@ class AdapterHistory:
         oldest first. Ratings for wrong facts are left out, because the learner does not learn from them."""
         return self._store.ratings.labels(*self._key)
 
-    def rated_words(self) -> list[ReplyWords]:
-        """Return the texts and features of the rated replies, for the taste model."""
-        return self._store.ratings.words(*self._key)
+    def words(self, ids: Iterable[str]) -> list[ReplyWords]:
+        """Return the texts and features of the replies with these ids, for the taste model."""
+        return self._store.replies.words(ids)
 
     def unrated_words(self, limit: int) -> list[ReplyWords]:
         """Return the texts and features of the newest replies by this adapter without a rating or a

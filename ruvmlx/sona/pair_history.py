@@ -1,7 +1,7 @@
 """This module reads and writes the preferences of one adapter in the store. A preference says which of two
 replies to one question the user finds better."""
 
-from ..store import PreferenceLabel, PreferenceRow, RatedReply, ReplyWords, Store
+from ..store import PreferenceLabel, PreferenceRow, RatedReply, Store
 
 
 class PairHistory:
@@ -39,10 +39,6 @@ class PairHistory:
         """Return (prompt, better reply, worse reply), as texts, of every preference in force whose chat was
         not deleted."""
         return self._store.preferences.texts(*self._key)
-
-    def words(self) -> list[ReplyWords]:
-        """Return the texts and features of the replies in preferences, for the taste model."""
-        return self._store.preferences.words(*self._key)
 
     def replies(self, limit: int) -> list[RatedReply]:
         """Return the newest replies, at most `limit`, that are in preferences in force and have no rating,

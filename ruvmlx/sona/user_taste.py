@@ -2,7 +2,7 @@
 model after a change of the ratings. The taste model is fitted to the ratings in force (the ratings that were
 not taken back), also after an undo."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -168,9 +168,7 @@ class UserTaste:
         """Return (reply id, adapter version that the rating made, features and rating) of each rating in
         force, the oldest first. A rating is left out if its reply has no features."""
         labels = self._history.labels()
-        if any(reply_id not in self._features for reply_id, *_ in labels):
-            for row in self._history.rated_words():
-                self._remember(row)
+        self._load_features(reply_id for reply_id, *_ in labels)
         known = [
             (reply_id, version, self._features.get(reply_id), rating) for reply_id, rating, version in labels
         ]
@@ -190,9 +188,7 @@ class UserTaste:
         """Return (adapter version that the preference made, preference) of each preference in force.
         A preference is left out if one of its replies has no features."""
         pairs = self._history.pairs.in_force()
-        if any({pair.better, pair.worse} - self._features.keys() for pair in pairs):
-            for row in self._history.pairs.words():
-                self._remember(row)
+        self._load_features(id_ for pair in pairs for id_ in (pair.better, pair.worse))
         found: list[tuple[int, Given]] = []
         for pair in pairs:
             better, worse = self._features.get(pair.better), self._features.get(pair.worse)
@@ -219,9 +215,10 @@ class UserTaste:
         found = [(row.id, _features_of(row)) for row in rows]
         return [(id_, RatedFeatures(f, "", unshown.get(id_))) for id_, f in found if f is not None]
 
-    def _remember(self, row: ReplyWords) -> None:
-        if row.id not in self._features:
-            self._features[row.id] = _features_of(row)
+    def _load_features(self, ids: Iterable[str]) -> None:
+        """Load the features of the replies with these ids that are not in memory yet."""
+        if missing := set(ids) - self._features.keys():
+            self._features |= {row.id: _features_of(row) for row in self._history.words(missing)}
 
 
 def reply_features(question: str, text: str, finish_reason: str) -> ReplyFeatures:

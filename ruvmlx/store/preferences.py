@@ -12,7 +12,6 @@ from .ancestors import ALL_STEPS, WITH_ANCESTORS, enforce, newest_version
 from .audit_log import Witness
 from .database import Database, columns
 from .ratings import USABLE, RatedReply
-from .replies import ReplyWords
 
 # this SQL gives the same value for both orders of two replies
 _PAIR = "min(better, worse), max(better, worse)"
@@ -130,18 +129,6 @@ class Preferences:
             name,
         )
         return [(row["prompt"], row["better"], row["worse"]) for row in rows]
-
-    def words(self, fingerprint: str, name: str) -> list[ReplyWords]:
-        """Return, for the taste model, the words and features of all replies that a preference in force
-        compares."""
-        rows = self._db.rows(
-            f"SELECT {columns(ReplyWords)} FROM replies WHERE id IN (SELECT better FROM preferences"
-            " WHERE fingerprint = ?1 AND adapter = ?2 AND in_force UNION SELECT worse FROM preferences"
-            " WHERE fingerprint = ?1 AND adapter = ?2 AND in_force) ORDER BY seq",
-            fingerprint,
-            name,
-        )
-        return [ReplyWords(**row) for row in rows]
 
     def replies(self, fingerprint: str, name: str, limit: int) -> list[RatedReply]:
         """Return, in the form of rated replies, the better and worse replies of the newest preferences in

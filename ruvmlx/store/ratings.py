@@ -14,9 +14,8 @@ import numpy as np
 from ..ratings import BAD, FACTS
 from .ancestors import ALL_STEPS, WITH_ANCESTORS, enforce, newest_version, steps_to
 from .audit_log import Witness
-from .database import Database, columns, to_vector
+from .database import Database, to_vector
 from .messages import RATING
-from .replies import ReplyWords
 
 
 @dataclass(frozen=True)
@@ -189,17 +188,6 @@ class Ratings:
             name,
         )
         return [(row["prompt"], row["text"], row["rating"]) for row in rows]
-
-    def words(self, fingerprint: str, name: str) -> list[ReplyWords]:
-        """Return, for the taste model, the words and features of all replies with a rating in force, oldest
-        rating first."""
-        rows = self._db.rows(
-            f"SELECT {columns(ReplyWords, 'r')} FROM ratings t JOIN replies r ON r.id = t.reply_id"
-            " WHERE t.fingerprint = ? AND t.adapter = ? AND t.in_force ORDER BY t.id",
-            fingerprint,
-            name,
-        )
-        return [ReplyWords(**row) for row in rows]
 
     def replies(self, fingerprint: str, name: str, limit: int) -> list[RatedReply]:
         """Return the newest ratings in force that change the adapter and whose replies still have their

@@ -212,6 +212,15 @@ class Replies:
         )
         return [reply_id for row in rows for reply_id in row["examples"].split()]
 
+    def words(self, ids: Iterable[str]) -> list[ReplyWords]:
+        """Return, for the taste model, the words and features of the replies with these ids, oldest first."""
+        rows = self._db.rows(
+            f"SELECT {columns(ReplyWords)} FROM replies WHERE id IN (SELECT value FROM json_each(?))"
+            " ORDER BY seq",
+            json.dumps([*ids]),
+        )
+        return [ReplyWords(**row) for row in rows]
+
     def unrated_replies(self, fingerprint: str, adapter: str, limit: int) -> list[ReplyWords]:
         """Return the newest replies that an adapter wrote, that the user saw, and that have no rating and no
         preference of this adapter in force."""

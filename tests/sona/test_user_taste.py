@@ -170,3 +170,16 @@ def test_the_model_with_a_new_reason_is_the_model_of_the_store_after_the_rating(
     history.commit(history.version(), ids[-1], "down", "too long", 0.0, b"state", 0.0, 0.0)
     stored = UserTaste(history).model
     np.testing.assert_array_equal(after.predict(sim.features(shown)), stored.predict(sim.features(shown)))
+
+
+def test_a_fit_reads_the_words_of_new_ratings_alone(store, history, monkeypatch):
+    """Before, each rating read the texts of all rated replies from the store again."""
+    ids = keep(store, sim.texts(4, seed=2))
+    rate_all(history, ids[:3], [5, 1, 4])
+    taste, read = UserTaste(history), list[set[str]]()
+    whole = history.words
+    monkeypatch.setattr(history, "words", lambda ids: read.append(set(ids)) or whole(ids))
+    assert taste.model.ratings == 3
+    rate(history, ids[3], "2")
+    assert taste.model.ratings == 4
+    assert read == [set(ids[:3]), {ids[3]}]

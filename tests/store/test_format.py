@@ -148,7 +148,7 @@ def preference_results(store) -> dict:
         "in_force": store.preferences.in_force(*mine),
         "copied": store.preferences.in_force(MODEL, "preferring"),
         "texts": store.preferences.texts(*mine),
-        "words": store.preferences.words(*mine),
+        "words": store.replies.words(["r7", "r8"]),
         "replies": store.preferences.replies(*mine, 9),
         "steps": store.preferences.steps_of_pair(*mine, store.versions.head(*mine), "r7", "r8"),
         "last": store.preferences.last_version(*mine, store.versions.head(*mine)),
