@@ -63,7 +63,7 @@ def test_the_winner_is_shown_and_the_others_are_branches(open_tiny, set_stars):
 @pytest.mark.parametrize("part", ["predict", "fit"])
 @pytest.mark.parametrize("count", [3, "auto"])
 def test_a_question_gets_a_reply_although_the_judge_fails(open_tiny, monkeypatch, part, count):
-    """Its taste model cannot be fitted, or cannot predict. The first reply is shown, and a line says why."""
+    """Its taste model cannot be fitted, or cannot predict. A line says that no reply is chosen."""
 
     def fail(*_):
         raise np.linalg.LinAlgError("singular matrix")
@@ -80,7 +80,7 @@ def test_a_question_gets_a_reply_although_the_judge_fails(open_tiny, monkeypatch
         how = {"sampling": HOT, "max_new_tokens": 12, "best_of": count}
         some = [*runtime.chats.say(runtime.chats.new_chat(), "hello", **how)]
         notes = [chunk.note for chunk in some if chunk.note]
-        assert notes == ["The judge of the replies failed (LinAlgError), so you see the first reply."]
+        assert notes == ["The judge of the replies failed (LinAlgError), so no reply is chosen."]
         assert len(some[-1].response.token_ids) == len(alone.token_ids)
         assert len(some[-1].response.others) == 2
 

@@ -2,6 +2,7 @@
 
 import json
 import time
+from types import SimpleNamespace
 
 import jinja2
 import pytest
@@ -156,6 +157,20 @@ def test_all_renders_of_a_conversation_have_one_limit_of_time(monkeypatch):
     with pytest.raises(UnsupportedModel, match="ran for more than"):
         endless.render(said)
     assert time.thread_time() - started < 0.55
+
+
+def test_a_pause_of_the_machine_does_not_end_a_template(monkeypatch):
+    """The system can count a pause as processor time. Before, a template of some microseconds then failed."""
+    now = [10.0, 20.0]  # seconds of the clock, and of the thread
+    clock = SimpleNamespace(monotonic=lambda: now[0], thread_time=lambda: now[1])
+    monkeypatch.setattr("ruvmlx.models.text.template_time.time", clock)
+    limit = TimeLimit()
+    now[:] = 12.0, 22.0
+    limit.check()
+    limit.check()
+    now[:] = 12.2, 22.2
+    with pytest.raises(SecurityError, match=r"ran for more than 1.5 seconds"):
+        limit.check()
 
 
 LONG = [Message("user", "<|x y" * 200_000)]  # two bytes a character, because of its marks
