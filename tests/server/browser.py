@@ -25,10 +25,7 @@ class Browser:
 
     def __init__(self, folder: Path):
         self._log = (folder / "chromedriver.log").open("wb")
-        self._driver = subprocess.Popen(
-            ["chromedriver", "--port=0"], stdout=subprocess.PIPE, stderr=self._log, text=True
-        )
-        self._url = f"http://127.0.0.1:{self._port()}"
+        self._url = f"http://127.0.0.1:{self._start()}"
         chrome = {
             "args": [*FLAGS, f"--user-data-dir={folder / 'profile'}"],
             "binary": shutil.which("chromium"),
@@ -37,11 +34,18 @@ class Browser:
         session = self._send("POST", "/session", {"capabilities": {"alwaysMatch": asked}})
         self._url += f"/session/{session['sessionId']}"
 
-    def _port(self) -> int:
-        assert self._driver.stdout is not None
-        for line in self._driver.stdout:
-            if "started successfully on port" in line:
-                return int(line.rpartition("port ")[2].rstrip(".\n"))
+    def _start(self) -> int:
+        """Start chromedriver, and return its port. Another program can take the port that chromedriver has
+        chosen. chromedriver then ends, so the start has three tries."""
+        for _ in range(3):
+            self._driver = subprocess.Popen(
+                ["chromedriver", "--port=0"], stdout=subprocess.PIPE, stderr=self._log, text=True
+            )
+            assert self._driver.stdout is not None
+            for line in self._driver.stdout:
+                if "started successfully on port" in line:
+                    return int(line.rpartition("port ")[2].rstrip(".\n"))
+            self._driver.wait()
         raise AssertionError("chromedriver did not start")
 
     def _send(self, method: str, path: str, body: Any = None) -> Any:
