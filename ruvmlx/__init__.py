@@ -12,7 +12,8 @@ The names in `__all__` are the public API; all other names are internal. Python 
 name when a program first uses the name.
 """
 
-# The command line handles Ctrl-C after the import of this file, so this file imports no other module.
+# Python imports this file before the command line can handle Ctrl+C. During a long import, Ctrl+C would
+# print a traceback. So this file imports no other module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any

@@ -145,6 +145,6 @@ class PickerScreen(ModalScreen[str | None]):
 
 
 def _shown_name(name: str) -> str:
-    """Return a name in which each letter with an accent is one character, as a keyboard types it (NFC).
-    Programs of macOS write such a letter into a file's name as two characters."""
+    """Return the name in the Unicode form NFC. In this form, a letter with an accent is one character. A
+    keyboard types one character, but macOS programs write two characters into a file's name."""
     return unicodedata.normalize("NFC", name)

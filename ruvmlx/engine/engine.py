@@ -48,9 +48,8 @@ class LLMInferenceEngine:
         self.sessions = SessionManager(backend, policy, folder=folder, model=model_key(model))
 
     def prompt_ids(self, request: GenerationRequest) -> list[int]:
-        """Return the token ids of the prompt. Raise BadPrompt if the prompt is empty, if the prompt does not
-        fit the context, or if the prompt has a token id that the model does not have. Raise UsageError if the
-        model writes no text."""
+        """Return the token ids of the prompt. Raise BadPrompt if the prompt is empty, is too long for the
+        context, or has a token id beyond the vocabulary. Raise UsageError if the model writes no text."""
         if not self.model.shape.writes:
             raise UsageError(writes_nothing(self.model.name))
         tokenizer, limit = self.model.tokenizer, self.model.context

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 SPARE = 0.95  # the share of the free memory that one model can use
-# The share of the RAM that models can take. On a Mac with less than LARGE_MAC bytes of RAM, Metal gives one
-# process two thirds (recommendedMaxWorkingSetSize: 10.7 of 16 GiB, 21.3 of 32); on others, three quarters.
+# Models can take GPU_SHARE of the RAM. If a Mac has less than LARGE_MAC bytes of RAM, they can take
+# SMALL_MAC_SHARE. Metal recommends these shares (recommendedMaxWorkingSetSize: 10.7 of 16 GiB, 27 of 36).
 GPU_SHARE, SMALL_MAC_SHARE, LARGE_MAC = 3 / 4, 2 / 3, 36 << 30
 
 
@@ -59,8 +59,12 @@ def memory_limit(metal: bool) -> int:
 
 
 def memory_of_models(total: int, metal: bool) -> int:
-    """Return the bytes of RAM that models can take. total: the bytes of RAM. metal: True on a Mac whose GPU
-    runs the models; its user can lend the GPU more with `sysctl iogpu.wired_limit_mb`."""
+    """Return how many bytes of RAM the models can take. On a Mac, the user can set another limit for the GPU
+    with `sysctl iogpu.wired_limit_mb`. The function then returns this limit.
+
+    total: the size of the RAM in bytes
+    metal: True if the GPU of a Mac runs the models
+    """
     if metal and (lent := _darwin_number(b"iogpu.wired_limit_mb", 0) << 20):
         return min(lent, total)
     return int(total * (SMALL_MAC_SHARE if metal and total < LARGE_MAC else GPU_SHARE))

@@ -123,8 +123,8 @@ class RatingIndex:
             self._questions[text] = state
 
     def forget_questions(self) -> None:
-        """Drop the questions in memory and their vectors in the bank. The next `sync` fills the bank from the
-        store. If a reply has no vector yet, its rating embeds the question."""
+        """Drop the questions in memory, and drop the bank with their vectors. The next `sync` makes a new
+        bank from the store. If a reply has no stored vector, the rating of the reply computes the vector."""
         while self._ahead:
             self._ahead.popitem()[1].cancel()
         self._questions.clear()
@@ -232,8 +232,8 @@ class RatingIndex:
         return {s.reply_id: s.label for s in signs} | rated
 
     def _vector(self, reply_id: str) -> np.ndarray | None:
-        """The caller puts an entry and its vector into the lookups. Return this vector. Return None if the
-        bank's lookups have the entry already."""
+        """Return the vector of a reply's question, for a new entry of the bank. Return None if the bank
+        already has an entry with a vector for this reply."""
         if self.bank.is_placed(reply_id):
             return None
         return self._unit(self._store.replies.query(reply_id))

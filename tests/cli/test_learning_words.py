@@ -143,7 +143,7 @@ def test_a_small_distance_is_not_written_as_none():
 
 
 def test_the_quality_of_rated_replies_is_a_rank(open_tiny):
-    """Before, the command said that 5 stars are 100%. A person who gave only 5 stars saw 77%."""
+    """Before, `learn status --details` said that 5 stars are 100%. A user of only 5 stars saw 77%."""
     with open_tiny() as runtime:
         for i in range(12):
             runtime.rate(reply(runtime, seed=i), "5")

@@ -186,7 +186,7 @@ def test_a_mac_lends_models_what_metal_recommends(monkeypatch, total, lent):
 
 
 def test_a_mac_lends_models_what_its_user_chose(monkeypatch):
-    """With `sudo sysctl iogpu.wired_limit_mb=14336`, as the backend's own line proposes."""
+    """The user has run `sudo sysctl iogpu.wired_limit_mb=14336`. The backend proposes this command."""
 
     def sysctlbyname(name, value, size, *_):
         assert name == b"iogpu.wired_limit_mb" and size._obj.value == 8

@@ -193,8 +193,8 @@ def test_unknown_replies(shared, id):
 
 
 def test_the_field_of_the_reply_is_named(shared):
-    """A client can send the field `reply_id`, because `ruvmlx rate --json` prints this name. The error then
-    names the field `id`."""
+    """`ruvmlx rate --json` prints the field `reply_id`, so a client can send this name. The error says that
+    the server's name for this field is `id`."""
     refused = shared.ask("POST", "/v1/ratings", {"reply_id": "x", "rating": "up"})
     assert refused.status == 400 and refused.error["param"] == "reply_id"
     assert refused.error["message"].endswith("give it as id.")
