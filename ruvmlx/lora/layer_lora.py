@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 
@@ -168,10 +169,10 @@ class LayerLoRA:
     def with_places_of(self, other: "LayerLoRA") -> "LayerLoRA":
         """Return a copy that also has the matrices of `other`, a fresh layer LoRA without evidence of
         ratings."""
-        arrays = {
+        new: dict[str, Any] = {
             name: np.concatenate([getattr(self, name), getattr(other, name)], axis=-1) for name in _ARRAYS
         }
-        return replace(self, places=self.places + other.places, widths=self.widths + other.widths, **arrays)
+        return replace(self, places=self.places + other.places, widths=self.widths + other.widths, **new)
 
     # -- storage ---------------------------------------------------------------------------------------
 

@@ -89,9 +89,9 @@ class GGUFVocab:
         for i in np.flatnonzero(types == CONTROL):
             if not is_special(self.tokens[i], True):
                 types[i] = USER_DEFINED
-        for i, token in enumerate(self.tokens):
+        for place, token in enumerate(self.tokens):
             if token in END_TOKENS:
-                types[i] = CONTROL
+                types[place] = CONTROL
         return types
 
     @cached_property
