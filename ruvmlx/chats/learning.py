@@ -90,7 +90,7 @@ class Learning:
         self.residency = Residency(
             self._load,
             lambda learner: learner.active.nbytes + learner.traces.nbytes,
-            save=_save_learner,
+            save=lambda learner: learner.traces.save(),
         )
         name = settings.adapter_name
         self.learner: Learner | None = self.residency.get(name) if name else None
@@ -345,7 +345,7 @@ class Learning:
         adapters."""
         self._close_loops()
         for learner in self._learners():
-            _save_learner(learner)
+            learner.traces.save()
 
     def _learners(self) -> list[Learner]:
         """Return the learners in memory. The learner of the adapter in use is also in memory if other
@@ -365,9 +365,3 @@ def _check_name(name: str) -> None:
     except UsageError:
         rule = "has 1 to 64 letters, digits, - and _"
         raise UsageError(f"the name of an adapter {rule}, got {name[:80]!r}. Choose another name.") from None
-
-
-def _save_learner(learner: Learner) -> None:
-    """Store the signals (user actions) and the traces that only the memory has."""
-    learner.rating_index.flush()
-    learner.traces.save()

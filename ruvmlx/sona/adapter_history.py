@@ -11,7 +11,16 @@ from typing import Any
 
 from ..errors import NotFound
 from ..lora.base_lora import BaseLoRA
-from ..store import Attempt, RatedReply, RatingRow, ReplyWords, SignalGroup, Store, VersionRow
+from ..store import (
+    Attempt,
+    RatedReply,
+    RatingRow,
+    ReplyWords,
+    SignalGroup,
+    SignalRow,
+    Store,
+    VersionRow,
+)
 from .deep_history import DeepHistory
 from .instant import KL_CAP
 from .pair_history import PairHistory
@@ -127,16 +136,17 @@ class AdapterHistory:
 
     def commit(
         self, parent: int, reply_id: str, rating: str, note: str, weight: float,
-        state: bytes, kl: float, norm: float,
+        state: bytes, kl: float, norm: float, signals: Sequence[SignalRow] = (),
     ) -> int:  # fmt: skip
-        """Store a rating and the resulting weights in one transaction. Return the number of the new adapter
-        version.
+        """Store a rating, its learning signal and the resulting weights in one transaction. Return the number
+        of the new adapter version.
 
         Raises HeadMoved, and writes nothing, if `parent` is no longer the version in use.
         """
         with self._store.transaction():
             version = self._store.versions.add(*self._key, parent, state, kl, norm)
             self._store.ratings.add(*self._key, version, reply_id, rating, note, weight)
+            self._store.signals.add(signals)
         return version
 
     def adjust(self, parent: int, state: bytes, kl: float, norm: float) -> int:
@@ -304,10 +314,11 @@ class AdapterHistory:
 
 
 def commit_batch(
-    history: AdapterHistory, parent: int, rows: Sequence[BatchRow], state: bytes, kl: float, norm: float
-) -> int:
-    """Store several ratings, and the weights that result from them together, in one transaction. Return the
-    number of the new adapter version, which all these ratings made.
+    history: AdapterHistory, parent: int, rows: Sequence[BatchRow], state: bytes, kl: float, norm: float,
+    signals: Sequence[SignalRow] = (),
+) -> int:  # fmt: skip
+    """Store several ratings, their learning signals, and the weights that result from the ratings together,
+    in one transaction. Return the number of the new adapter version, which all these ratings made.
 
     Raises HeadMoved, and writes nothing, if `parent` is no longer the version in use.
     """
@@ -316,6 +327,7 @@ def commit_batch(
         version = store.versions.add(*key, parent, state, kl, norm)
         for reply_id, rating, note, weight in rows:
             store.ratings.add(*key, version, reply_id, rating, note, weight)
+        store.signals.add(signals)
     return version
 
 

@@ -206,15 +206,15 @@ class Learner:
         weight = self.weigh(reply, rating, note, trace)
         taste = self.taste.model_after([(reply, rating, note)])
         new, apply_us = self.apply_feedback(base, [[(trace, weight)]], "rating", taste=taste)
+        signals = [self.rating_index.learning_signal(reply, rating)] if reason != "facts" else []
         version = self.history.commit(
             before.version, reply.id, rating, note, weight,
-            pack_adapter(new.micro, new.layer_lora), new.kl, new.micro.norm,
+            pack_adapter(new.micro, new.layer_lora), new.kl, new.micro.norm, [s.row() for s in signals],
         )  # fmt: skip
         self.active.state = replace(new, base=before.base, version=version)
         if taste is None:
             self.taste_push.note_rating(before.version, version)
-        if reason != "facts":
-            self.rating_index.add_rating(reply, rating, version)
+        self.rating_index.add_ratings(signals, version)
         return CommittedUpdate(before, self.state, [trace], apply_us, earlier[0] if earlier else "")
 
     def give_reason(self, reply_id: str, reason: str) -> RatingResult:

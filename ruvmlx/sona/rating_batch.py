@@ -121,13 +121,18 @@ class RatingBatch:
         new, apply_us = learner.apply_feedback(base, pieces, "batch of ratings", protect, taste)
         state = pack_adapter(new.micro, new.layer_lora)
         rows = [(id_, *given, weights[id_]) for id_, given in self._given.items()]
-        version = commit_batch(history, before.version, rows, state, new.kl, new.micro.norm)
+        signals = [
+            learner.rating_index.learning_signal(replies[id_], rating)
+            for id_, (rating, note) in self._given.items()
+            if reason_of(rating, note) != "facts"
+        ]
+        version = commit_batch(
+            history, before.version, rows, state, new.kl, new.micro.norm, [s.row() for s in signals]
+        )
         active.state = replace(new, base=before.base, version=version)
         if taste is None:
             learner.taste_push.note_rating(before.version, version)
-        for id_, (rating, note) in self._given.items():
-            if reason_of(rating, note) != "facts":
-                learner.rating_index.add_rating(replies[id_], rating, version)
-            else:
-                learner.rating_index.bank.remove(id_)
+        learner.rating_index.add_ratings(signals, version)
+        for id_ in self._given.keys() - {signal.reply_id for signal in signals}:
+            learner.rating_index.bank.remove(id_)
         return CommittedUpdate(before, active.state, [*traces.values()], apply_us)

@@ -9,9 +9,8 @@ needs liked replies as examples.
 
 import re
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -43,7 +42,7 @@ class MemoryStatus:
     patterns: the number of kinds of question (clusters) that the bank has found
     poor: the number of patterns with mostly disliked replies
     hits: the number of times that a bank entry became an example in the prompt of a new question
-    signals: the number of learning signals (signal.py) that are stored or will be stored soon
+    signals: the number of learning signals (signal.py) in the store
     dropped: the number of learning signals that the store deleted because it had too many
     """
 
@@ -87,7 +86,6 @@ class RatingIndex:
         self._ahead: dict[str, Future[np.ndarray | None]] = {}
         # The replies whose questions `settle` has not embedded yet.
         self._new: deque[ReplyRow] = deque(maxlen=MAX_PENDING_REPLIES)
-        self._pending: list[LearningSignal] = []
         self._read = embedding.ReadQuestions()
 
     @cached_property
@@ -172,9 +170,9 @@ class RatingIndex:
             )
 
     def settle(self, pause: Pause | None = None) -> None:
-        """Embed the newest questions, sort the bank's new entries into cells if they are many, and store the
-        learning signals. The runtime calls this function while the user reads. pause: a function that is
-        called between two questions and can raise an exception to stop; the next call continues."""
+        """Embed the newest questions, and sort the bank's new entries into cells if they are many. The
+        runtime calls this function while the user reads. pause: a function that is called between two
+        questions and can raise an exception to stop; the next call continues."""
         self.measure(pause)
         while self._new:
             if pause is not None:
@@ -185,7 +183,6 @@ class RatingIndex:
                 self.record_implicit(reply, "stopped")
         self.sync()
         self.bank.tend()
-        self.flush()
 
     def query(self, reply: ReplyRow) -> np.ndarray | None:
         """Return the unit vector of a reply's question; None if the reply has no question. If the question
@@ -268,39 +265,34 @@ class RatingIndex:
         known = self.bank.vector(reply_id)
         return self._unit(self._store.replies.query(reply_id)) if known is None else known
 
-    def add_rating(self, reply: ReplyRow, rating: str, version: int) -> None:
-        """Add a committed rating to the bank. version: the adapter version that the rating made; the bank
-        must already have all ratings of the version before."""
-        signal_ = self._signal(reply, rating)
-        self._pending.append(signal_)
-        if len(self._pending) >= MAX_PENDING_REPLIES:  # store now: a busy server may never call `settle`
-            self.flush()
-        self.bank.put(reply.id, rating, signal_.query)
-        self._version = version, self._history.failures
+    def add_ratings(self, ratings: Sequence[LearningSignal], version: int) -> None:
+        """Add committed ratings to the bank. version: the adapter version that the ratings made; the bank
+        must already have all ratings of the version before. Without any rating, the next `sync` compares the
+        bank with the store."""
+        for rating in ratings:
+            self.bank.put(rating.reply_id, rating.label, rating.query)
+            self._version = version, self._history.failures
 
     def record_implicit(self, reply: ReplyRow, label: str) -> bool:
         """Record implicit feedback if the setting `implicit_feedback` is on. Return True if the feedback was
-        recorded."""
+        recorded. If the store cannot take the feedback, the feedback is lost."""
         signal.check_implicit(label)
-        if self._implicit:
-            self._pending.append(self._signal(reply, label))
-            self.flush()
-            self._version = _UNKNOWN
-        return self._implicit
+        if not self._implicit:
+            return False
+        try:
+            self._store.signals.add([self.learning_signal(reply, label).row()])
+        except StoreError:
+            return False
+        self._version = _UNKNOWN
+        return True
 
-    def _signal(self, reply: ReplyRow, label: str) -> LearningSignal:
+    def learning_signal(self, reply: ReplyRow, label: str) -> LearningSignal:
+        """Return the learning signal of a rating of a reply, or of implicit feedback. If the reply's question
+        was never embedded, this function embeds the question."""
         return signal.extract(
             reply.id, label, self.bank.counts_without(reply.id), self.query(reply), reply.latency_ratio,
             signal.tier(self._model.parameters), len(reply.prompt_ids) + len(reply.sampled_ids),
         )  # fmt: skip
-
-    def flush(self) -> None:
-        """Store the pending learning signals. The ratings are already committed. If the write fails, keep the
-        signals for the next call."""
-        if self._pending:
-            with suppress(StoreError):
-                self._store.signals.add([s.row() for s in self._pending])
-                self._pending = []
 
     # -- queries ------------------------------------------------------------------------------------
 
@@ -372,7 +364,7 @@ class RatingIndex:
             patterns=len(patterns),
             poor=sum(p.poor for p in patterns),
             hits=self.bank.hits,
-            signals=self._store.signals.count() + len(self._pending),
+            signals=self._store.signals.count(),
             dropped=self._store.signals.dropped_count(),
         )
 

@@ -2,6 +2,7 @@
 buffer)."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .database import Database, columns
@@ -43,7 +44,7 @@ class Signals:
     def __init__(self, db: Database):
         self._db = db
 
-    def add(self, rows: list[SignalRow]) -> None:
+    def add(self, rows: Sequence[SignalRow]) -> None:
         """Commit signals, oldest first. Signals of replies that were deleted in the meantime are left out."""
         with self._db.transaction():
             for row in rows:

@@ -10,8 +10,10 @@ from .crash_bases import open_runtime
 
 PROMPTS = ("a long question " * 20, "another long question " * 20)
 KEPT = 8  # MB of pages
+TOKENS = 5  # of each reply
 Opener = Callable[..., Any]  # settings -> an open Runtime
-CLOSE = 1e-3  # nats: a prompt that is read in two parts has other roundings
+Reply = list[tuple[int, float]]  # (token, its log-probability in nats)
+CLOSE = 1e-5  # nats
 
 
 def write_pages(opener: Opener = open_runtime) -> None:
@@ -20,41 +22,64 @@ def write_pages(opener: Opener = open_runtime) -> None:
 
 
 def read_pages(opener: Opener = open_runtime) -> list[str]:
-    """Let the model write the replies twice: with the page store after the crash, and without a page store.
-    Return a line for each reply that differs between the two runs."""
-    _, found = write_replies(KEPT, opener)
-    _, wanted = write_replies(0, opener)
-    return [
-        f"with the page store the reply to {prompt[:14]!r} is {a}, without it {b}"
-        for prompt, a, b in zip(PROMPTS, found, wanted, strict=True)
-        if not is_close(a, b)
-    ]
+    """Let the model write the replies with the page store after the crash. Return a line for each reply that
+    differs from the replies with the same number of cached tokens in memory, without a page store."""
+    faults = []
+    for prompt, cached, found in zip(PROMPTS, *write_replies(KEPT, opener), strict=True):
+        wanted = replies_from_memory(prompt, cached, opener)
+        if not any(is_close(found, reply) for reply in wanted):
+            faults.append(
+                f"with {cached} tokens of the page store the reply to {prompt[:14]!r} is {found},"
+                f" with these tokens in memory it is {wanted}"
+            )
+    return faults
 
 
-def write_replies(
-    kept: int, opener: Opener = open_runtime
-) -> tuple[list[int], list[list[tuple[int, float]]]]:
-    """Return the number of tokens that the KV caches had of each prompt, and for each prompt the reply, as
-    [(token, its log-probability in nats)].
+def write_replies(kept: int, opener: Opener = open_runtime) -> tuple[list[int], list[Reply]]:
+    """Return the number of tokens that the KV caches had of each prompt, and the reply to each prompt.
 
     kept: MB of pages
     """
+    with opener(kv_disk=kept) as runtime:
+        both = [write_reply(runtime, runtime.model.tokenizer.encode(prompt)) for prompt in PROMPTS]
+    return [cached for cached, _ in both], [reply for _, reply in both]
+
+
+def replies_from_memory(prompt: str, cached: int, opener: Opener = open_runtime) -> list[Reply]:
+    """Return the two replies that can follow if the KV cache in memory has `cached` tokens of the prompt.
+
+    The older pages of a long cache have fewer bits. So a reply depends a little on what the cache had after
+    these tokens. Before the first reply the cache has these tokens alone, before the second one it has
+    other tokens after them, as many as the whole prompt and its reply have.
+    """
+    replies = []
+    for is_long in (False, True):
+        with opener(kv_disk=0) as runtime:
+            ids = runtime.model.tokenizer.encode(prompt)
+            other = next(token for token in ids if token != ids[cached])
+            more = [other] * (len(ids) + TOKENS - cached) if is_long else []
+            if cached:
+                write_reply(runtime, [*ids[:cached], *more], 1)
+            found, reply = write_reply(runtime, ids)
+            assert found == cached, f"the cache in memory has {found} tokens, {cached} are wanted"
+        replies.append(reply)
+    return replies
+
+
+def write_reply(runtime: Any, ids: Sequence[int], tokens: int = TOKENS) -> tuple[int, Reply]:
+    """Let the model write a reply. Return the number of the prompt's tokens that the KV caches had, and the
+    reply."""
     from ruvmlx.engine import GenerationRequest, Sampling
 
-    cached, replies = list[int](), list[list[tuple[int, float]]]()
-    with opener(kv_disk=kept) as runtime:
-        for prompt in PROMPTS:
-            request = GenerationRequest(
-                prompt=prompt, max_new_tokens=5, sampling=Sampling(temperature=0), ignore_eos=True,
-                logprobs=1, resumable=True,
-            )  # fmt: skip
-            *_, last = runtime.writer.generate(request)
-            cached.append(last.response.cached_tokens)
-            replies.append([(entry.token_id, entry.logprob) for entry in last.response.logprobs])
-    return cached, replies
+    request = GenerationRequest(
+        input_ids=ids, max_new_tokens=tokens, sampling=Sampling(temperature=0), ignore_eos=True,
+        logprobs=1, resumable=True,
+    )  # fmt: skip
+    *_, last = runtime.writer.generate(request)
+    return last.response.cached_tokens, [(entry.token_id, entry.logprob) for entry in last.response.logprobs]
 
 
-def is_close(one: Sequence[tuple[int, float]], other: Sequence[tuple[int, float]]) -> bool:
+def is_close(one: Reply, other: Reply) -> bool:
     """Are the tokens the same, and their log-probabilities within CLOSE?"""
     same = [token for token, _ in one] == [token for token, _ in other]
     return same and all(abs(a[1] - b[1]) < CLOSE for a, b in zip(one, other, strict=True))

@@ -9,9 +9,7 @@ import pytest
 from ruvmlx.errors import CorruptFile, NotFound, StoreBusy, UsageError
 from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.lora.residency import Residency
-from ruvmlx.sona import rating_index
 from ruvmlx.sona.import_adapter import import_adapter
-from ruvmlx.store.signals import Signals
 from ruvmlx.store.traces import Traces
 
 
@@ -150,18 +148,8 @@ def test_a_switch_that_fails_leaves_the_adapter_in_use(open_tiny, tiny):
     assert runtime.store.replies.get(again.request_id).adapter == "default"
 
 
-def test_an_evicted_adapter_stores_its_signals_first(open_tiny, tiny):
-    runtime = with_two_adapters(open_tiny, tiny)
-    reply = say(runtime, runtime.chats.new_chat(), "hello there").request_id
-    runtime.rate(reply, "up")
-    assert runtime.store.signals.count() == 0  # a later `settle` would store the signal
-    runtime.learning.residency.budget = 1
-    assert runtime.learning.of("other") is not None  # beside the adapter in use, which is evicted
-    assert runtime.store.signals.count() == 1
-
-
 def test_the_adapter_in_use_is_saved_although_it_was_evicted(open_tiny, tiny):
-    """It writes on, so it has signals and traces that the store does not have."""
+    """The adapter in use goes on, so the memory has traces that the store does not have."""
     with with_two_adapters(open_tiny, tiny) as runtime:
         runtime.learning.residency.budget = 1
         assert runtime.learning.of("other") is not None
@@ -251,25 +239,4 @@ def test_a_locked_store_is_no_error_of_the_end(open_tiny, monkeypatch):
         raise StoreBusy("locked")
 
     monkeypatch.setattr(Traces, "put", fail)
-    runtime.close()
-
-
-def test_signals_that_a_locked_store_does_not_take_wait(open_tiny, tiny, monkeypatch):
-    """The rating itself is stored, so a rating, another adapter and the end of the runtime go on."""
-    runtime, add = with_two_adapters(open_tiny, tiny), Signals.add
-
-    def fail(*_):
-        raise StoreBusy("locked")
-
-    monkeypatch.setattr(Signals, "add", fail)
-    monkeypatch.setattr(rating_index, "MAX_PENDING_REPLIES", 1)
-    reply = say(runtime, runtime.chats.new_chat(), "hello there").request_id
-    assert runtime.rate(reply, "up").applied and runtime.learning.label == "default@1"
-    runtime.learning.settle()
-    monkeypatch.setattr(Signals, "add", add)
-    runtime.learning.residency.budget = 1
-    assert runtime.learning.of("other") is not None  # the adapter in use is evicted, and saved
-    assert runtime.store.signals.count() == 1
-    monkeypatch.setattr(Signals, "add", fail)
-    assert runtime.rate(reply, "down").applied
     runtime.close()

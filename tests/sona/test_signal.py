@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from ruvmlx.engine import GenerationRequest, Sampling
-from ruvmlx.errors import NotFound, UsageError
+from ruvmlx.errors import NotFound, StoreBusy, UsageError
 from ruvmlx.sona import objective, signal
 from ruvmlx.sona.adapter_history import signal_groups
 from ruvmlx.store import SignalGroup, SignalRow
 from ruvmlx.store import signals as store_module
+from ruvmlx.store.signals import Signals
 
 
 def reply(runtime, text="hello there", seed=1) -> str:
@@ -74,6 +75,33 @@ def test_a_rating_leaves_a_signal(open_tiny):
     assert (row.reply_id, row.kind, row.label) == (reply_id, "explicit", "4")
     assert row.reward == pytest.approx(row.quality * max(0, 2 - row.latency_ratio))
     assert row.context_tokens == len(ids.prompt_ids) + len(ids.sampled_ids)
+
+
+def test_a_rating_and_its_signal_are_stored_together(open_tiny, monkeypatch):
+    """A crash or a full disk between the two cannot keep one without the other."""
+    with open_tiny() as runtime:
+        reply_id = reply(runtime)
+        with monkeypatch.context() as patch:
+            patch.setattr(Signals, "add", fail_as_busy)
+            with pytest.raises(StoreBusy):
+                runtime.rate(reply_id, "up")
+        assert runtime.status().adapter_version == 0 and not runtime.learner.rating_index.bank.labels()
+        runtime.rate(reply_id, "up")
+        assert runtime.store.signals.count() == 1  # before any `settle`
+
+
+def test_feedback_that_the_store_cannot_take_is_lost(open_tiny, monkeypatch):
+    """The user only copied a reply, so an error must not end the copy."""
+    with open_tiny(implicit_feedback=True) as runtime:
+        reply_id = reply(runtime)
+        with monkeypatch.context() as patch:
+            patch.setattr(Signals, "add", fail_as_busy)
+            assert not runtime.learning.notice(reply_id, "copied")
+        assert runtime.learning.notice(reply_id, "copied") and runtime.store.signals.count() == 1
+
+
+def fail_as_busy(*_):
+    raise StoreBusy("locked")
 
 
 def test_a_changed_rating_is_not_ranked_against_itself(open_tiny):
