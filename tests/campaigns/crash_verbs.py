@@ -367,7 +367,7 @@ WRITES = [
     verb("generate --prompts {out}/prompts.jsonl -o {out}/replies.jsonl", base="prompts", errors=(0, 1),
          states=BATCH, name="generate --prompts", has_threads=True),
     Verb("chat --plain", ("chat", "--plain", "--max-tokens", "5"), stdin="a question\n/rate up\n/exit\n",
-         errors=(1, 3), states=("before", "chat", "question", "reply", "trace", "rated", "noted", "after")),
+         errors=(1, 3), states=("before", "chat", "question", "reply", "trace", "rated", "after")),
     verb("embed -o {out}/vectors.npy words", name="embed"),
     Verb("learn consolidate", call=consolidate, states=TRAINED, is_slow=True),
     Verb("learn consolidate, slow_loop style", call=consolidate_style, states=STYLED,
