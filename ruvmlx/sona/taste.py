@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .taste_columns import design
-from .taste_features import ReplyFeatures
+from .taste_features import ReplyFeatures, ReplyTable
 from .taste_fit import M, Rows, TasteFit, fit, log_evidence_of_measures, missing_side, with_background
 from .taste_words import Liking, guess, preferences, sentence
 
@@ -105,7 +105,7 @@ def _rows(given: Sequence[Given], share: float) -> Rows:
     thumbs = [not one.rating.isdigit() for one in given if isinstance(one, RatedFeatures)]
     coarse = _STAR + sum(thumbs) / max(1, len(thumbs)) * (_THUMB - _STAR)
     return Rows(
-        [reply for reply, *_ in rows],
+        ReplyTable.of([reply for reply, *_ in rows]),
         np.array([y for _, _, y, _ in rows]),
         np.array([weight for *_, weight in rows]),
         [worse for _, worse, _, _ in rows],

@@ -7,13 +7,15 @@ from functools import cached_property
 
 import numpy as np
 
-from .taste_features import BUCKETS, ReplyFeatures
-from .taste_measures import MEASURES, NAMED
+from .taste_features import BUCKETS, ReplyFeatures, ReplyTable
+from .taste_measures import NAMED
 
 MAX_SPREADS = 4.0  # the maximum distance of a measure from its centre, in spreads (standard deviations)
 USUAL = 10  # the weight of the starter model's means and spreads in a scale, as a number of replies
 SEEN = 3  # the minimum number of replies that have a candidate word or opener (a question's first word)
 WORDS, OPENERS = 300, 6  # the maximum numbers of candidate words and openers; the most common are candidates
+
+Replies = Sequence[ReplyFeatures] | ReplyTable
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,7 @@ class Column:
     word: int | None = None
     opener: int | None = None
 
-    def of(
-        self, replies: Sequence[ReplyFeatures], measures: np.ndarray, words: Mapping[int, np.ndarray]
-    ) -> np.ndarray:
+    def of(self, replies: ReplyTable, measures: np.ndarray, words: Mapping[int, np.ndarray]) -> np.ndarray:
         """Return the values of this column for R replies: [R].
 
         measures: [R, M], the scaled measures of the replies
@@ -45,7 +45,7 @@ class Column:
             value = np.ones(len(replies))
         if self.opener is None:
             return value
-        return value * np.array([r.opener == self.opener for r in replies], float)
+        return value * (replies.openers == self.opener)
 
 
 @dataclass(frozen=True)
@@ -61,31 +61,28 @@ class Scale:
     spread: np.ndarray
 
     @classmethod
-    def of(cls, replies: Sequence[ReplyFeatures]) -> "Scale":
+    def of(cls, replies: Replies) -> "Scale":
         """Return the scale of these replies together with USUAL imaginary replies. In the imaginary replies,
         each measure has the mean `usual` and the standard deviation `spread` of taste_measures.py. The spread
         of a measure is never smaller than its spread in taste_measures.py, because a measure that hardly
         varies says little."""
-        found = _stack_measures(replies)
+        found = ReplyTable.of(replies).measures.astype(np.float64)
         count = USUAL + len(found)
         centre = found.sum(axis=0) / count
         square = (USUAL + ((found - centre) ** 2).sum(axis=0)) / count
         return cls(centre, np.sqrt(np.maximum(square, 1)))
 
-    def measures(self, replies: Sequence[ReplyFeatures]) -> np.ndarray:
+    def measures(self, replies: Replies) -> np.ndarray:
         """Return the scaled measures of R replies: [R, M] float64. Each measure is clipped to at most
         MAX_SPREADS spreads from its centre."""
-        return np.clip((_stack_measures(replies) - self.centre) / self.spread, -MAX_SPREADS, MAX_SPREADS)
+        found = ReplyTable.of(replies).measures.astype(np.float64)
+        return np.clip((found - self.centre) / self.spread, -MAX_SPREADS, MAX_SPREADS)
 
 
-def _stack_measures(replies: Sequence[ReplyFeatures]) -> np.ndarray:
-    found = np.stack([r.measures for r in replies]) if replies else np.zeros((0, len(MEASURES)))
-    return found.astype(np.float64)
-
-
-def design(replies: Sequence[ReplyFeatures], selected: Sequence[Column], scale: Scale) -> np.ndarray:
+def design(replies: Replies, selected: Sequence[Column], scale: Scale) -> np.ndarray:
     """Return the design matrix of R replies: [R, 1 + M + K]. The columns of the matrix are an intercept, all
     M measures, and the K selected columns."""
+    replies = ReplyTable.of(replies)
     measures = scale.measures(replies)
     words = list(dict.fromkeys(column.word for column in selected if column.word is not None))
     counted = dict(zip(words, roots(replies, words).T, strict=True)) if words else {}
@@ -123,12 +120,12 @@ _ROOT = np.sqrt(np.arange(256, dtype=np.float32))
 _COSTS = {"measure": np.inf, "word": 6.0, "opener": 5.0, "both": 8.0}
 
 
-def candidates(replies: Sequence[ReplyFeatures], scale: Scale) -> Candidates:
+def candidates(replies: Replies, scale: Scale) -> Candidates:
+    replies = ReplyTable.of(replies)
     measures = scale.measures(replies)[:, :NAMED].astype(np.float32)
     words = _common_words(replies)
-    begun = np.array([r.opener for r in replies], np.int64)
-    openers = _common_openers(begun)
-    begins = (begun[:, None] == np.array(openers, int)).astype(np.float32)
+    openers = _common_openers(replies.openers)
+    begins = (replies.openers[:, None] == np.array(openers, int)).astype(np.float32)
     both = (measures[:, :, None] * begins[:, None, :]).reshape(len(replies), measures.shape[1] * len(openers))
     kinds: dict[str, list[Column]] = {
         "measure": [Column(measure=m) for m in range(measures.shape[1])],
@@ -141,10 +138,10 @@ def candidates(replies: Sequence[ReplyFeatures], scale: Scale) -> Candidates:
     return Candidates([column for columns in kinds.values() for column in columns], values, cost, scale)
 
 
-def _common_words(replies: Sequence[ReplyFeatures]) -> list[int]:
+def _common_words(replies: ReplyTable) -> list[int]:
     """Return the hashes of the WORDS most common words. A word is left out if fewer than SEEN replies have
     the word, or if all replies have the word."""
-    seen = np.bincount(concatenate_parts([r.words for r in replies]), minlength=BUCKETS)
+    seen = np.bincount(replies.words, minlength=BUCKETS)
     found = np.flatnonzero((seen >= SEEN) & (seen < len(replies)))
     return found[np.argsort(-seen[found], kind="stable")[:WORDS]].tolist()
 
@@ -155,19 +152,14 @@ def _common_openers(begun: np.ndarray) -> list[int]:
     return [int(values[i]) for i in order if SEEN <= counts[i] < len(begun)]
 
 
-def concatenate_parts(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Concatenate the parts; return an empty array if there are no parts."""
-    return np.concatenate([np.zeros(0, np.uint8), *parts])
-
-
-def roots(replies: Sequence[ReplyFeatures], words: Sequence[int]) -> np.ndarray:
+def roots(replies: Replies, words: Sequence[int]) -> np.ndarray:
     """Return the square roots of the counts of W words in R replies: [R, W] float32. words: the words'
     hashes."""
     place = np.zeros(BUCKETS, np.int32)  # place[hash] is 0 if the hash is not in `words`
     place[list(words)] = np.arange(1, len(words) + 1)
-    sizes = [len(r.words) for r in replies]
+    replies = ReplyTable.of(replies)
     found = np.zeros((len(replies), len(words) + 1), np.float32)
-    at = place[concatenate_parts([r.words for r in replies])]
-    at += np.repeat(np.arange(len(replies), dtype=np.int32) * (len(words) + 1), sizes)
-    found.reshape(-1)[at] = _ROOT[concatenate_parts([r.counts for r in replies])]
+    at = place[replies.words]
+    at += np.repeat(np.arange(len(replies), dtype=np.int32) * (len(words) + 1), replies.sizes)
+    found.reshape(-1)[at] = _ROOT[replies.counts]
     return found[:, 1:]

@@ -9,6 +9,7 @@ import itertools
 import re
 import zlib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,6 +61,52 @@ class ReplyFeatures:
             np.frombuffer(data, "u1", words, at + 2 * words),
             opener,
         )
+
+
+@dataclass(frozen=True)
+class ReplyTable:
+    """The features of R replies in five arrays. A list of `ReplyFeatures` has thousands of small arrays, and
+    these arrays would split the free memory of a server into many small parts.
+
+    measures: [R, M], the measures of each reply
+    words, counts: [W], the hashes and counts of the first reply's words, then of the second reply's words ...
+    sizes: [R], the number of words and pairs of words of each reply
+    openers: [R], the hash of the first word of each reply's question
+    """
+
+    measures: np.ndarray
+    words: np.ndarray
+    counts: np.ndarray
+    sizes: np.ndarray
+    openers: np.ndarray
+
+    @classmethod
+    def of(cls, replies: "Sequence[ReplyFeatures] | ReplyTable") -> "ReplyTable":
+        if isinstance(replies, ReplyTable):
+            return replies
+        return cls(
+            np.stack([r.measures for r in replies]) if replies else np.zeros((0, len(MEASURES)), np.float32),
+            np.concatenate([np.zeros(0, np.uint16), *(r.words for r in replies)]),
+            np.concatenate([np.zeros(0, np.uint8), *(r.counts for r in replies)]),
+            np.array([len(r.words) for r in replies], np.int64),
+            np.array([r.opener for r in replies], np.int64),
+        )
+
+    def __len__(self) -> int:
+        return len(self.openers)
+
+    def part(self, part: slice) -> "ReplyTable":
+        """Return the replies with the indices of a slice that has no step."""
+        start, stop, _ = part.indices(len(self))
+        ends = np.concatenate([[0], np.cumsum(self.sizes)])
+        words = slice(ends[start], ends[max(start, stop)])
+        return ReplyTable(
+            self.measures[part], self.words[words], self.counts[words], self.sizes[part], self.openers[part]
+        )
+
+    def __add__(self, other: "ReplyTable") -> "ReplyTable":
+        parts = {name: np.concatenate([part, vars(other)[name]]) for name, part in vars(self).items()}
+        return ReplyTable(**parts)
 
 
 def features_of(question: str, text: str, finished: bool) -> ReplyFeatures:

@@ -20,7 +20,7 @@ from .taste_evidence import (
     log_evidence,
     log_evidences,
 )
-from .taste_features import ReplyFeatures
+from .taste_features import ReplyFeatures, ReplyTable
 from .taste_measures import MEASURES
 
 M = len(MEASURES)
@@ -57,20 +57,20 @@ class Rows:
     coarse: the minimum noise variance, because a rating is a rounded number of stars
     """
 
-    replies: Sequence[ReplyFeatures]
+    replies: ReplyTable
     y: np.ndarray
     weight: np.ndarray
     worse: Sequence[ReplyFeatures | None]
     coarse: float = LEAST_NOISE
 
     def __getitem__(self, part: slice) -> "Rows":
-        cut = {name: getattr(self, name)[part] for name in ("replies", "y", "weight", "worse")}
-        return replace(self, **cut)
+        cut = {name: getattr(self, name)[part] for name in ("y", "weight", "worse")}
+        return replace(self, replies=self.replies.part(part), **cut)
 
     def __add__(self, other: "Rows") -> "Rows":
         return replace(
             self,
-            replies=[*self.replies, *other.replies],
+            replies=self.replies + other.replies,
             y=np.r_[self.y, other.y],
             weight=np.r_[self.weight, other.weight],
             worse=[*self.worse, *other.worse],
@@ -82,9 +82,9 @@ class Rows:
         return [row for row, worse in enumerate(self.worse) if worse is not None]
 
     @property
-    def all_replies(self) -> list[ReplyFeatures]:
+    def all_replies(self) -> ReplyTable:
         """The features of the replies of all rows, then of the worse replies of the pairs."""
-        return [*self.replies, *(worse for worse in self.worse if worse is not None)]
+        return self.replies + ReplyTable.of([worse for worse in self.worse if worse is not None])
 
     @property
     def rated_stars(self) -> np.ndarray:
@@ -94,7 +94,7 @@ class Rows:
     def share_of_questions(self, opener: int | None) -> float:
         """Return the share of the rows whose question begins with the word that has the hash `opener`; 1 for
         None."""
-        return 1.0 if opener is None else float(np.mean([each.opener == opener for each in self.replies]))
+        return 1.0 if opener is None else float(np.mean(self.replies.openers == opener))
 
     def differences(self, values: np.ndarray) -> np.ndarray:
         """Return the values [R, C] of the R rows of the regression. A row of a rated reply has the reply's
@@ -175,7 +175,7 @@ def with_background(ratings: Rows, background: Sequence[ReplyFeatures]) -> Rows:
     used = background if total else ()
     passed_over = -float(np.sign(rated).sum()) / max(1, int(np.count_nonzero(rated)))
     weight = np.full(len(used), total / max(1, len(used)))
-    return ratings + Rows(used, np.full(len(used), passed_over), weight, [None] * len(used))
+    return ratings + Rows(ReplyTable.of(used), np.full(len(used), passed_over), weight, [None] * len(used))
 
 
 def missing_side(y: np.ndarray) -> int:

@@ -54,17 +54,18 @@ class UserTaste:
 
     def __init__(self, history: AdapterHistory):
         self._history = history
-        # {id of a reply with a rating or a preference: features of the reply}; the features are None if the
-        # reply's text was deleted
-        self._features: dict[str, ReplyFeatures | None] = {}
+        # {id of a reply with a rating or a preference: the bytes of the reply's features}; b"" if the reply's
+        # text was deleted
+        self._features: dict[str, bytes] = {}
         # {id of a rated reply: measures of the unshown replies to its question}; None before the measures are
         # loaded
         self._unshown: dict[str, np.ndarray] | None = None
         self._without_question: set[str] = (
             set()
         )  # ids of rated replies without unshown replies, because the question was deleted or is too long
-        # ((adapter version, `AdapterHistory.failures`) of the fit, the model, its status)
-        self._fitted: tuple[tuple[int, int], TasteModel, TasteStatus] | None = None
+        # ((adapter version, `AdapterHistory.failures`) of the fit, the model)
+        self._fitted: tuple[tuple[int, int], TasteModel] | None = None
+        self._status: TasteStatus | None = None  # the status of the fitted model; None before it is computed
 
     def compare(self, model: Model, backend: Backend, pause: Pause) -> None:
         """Let the model write unshown replies to the questions of the newest rated replies, so that the taste
@@ -93,7 +94,10 @@ class UserTaste:
 
     @property
     def model(self) -> TasteModel:
-        return self._current()[1]
+        mark = self._mark()
+        if self._fitted is None or self._fitted[0] != mark:
+            self._fitted, self._status = (mark, self._fit()), None
+        return self._fitted[1]
 
     @property
     def fitted_model(self) -> TasteModel | None:
@@ -102,7 +106,15 @@ class UserTaste:
 
     @property
     def status(self) -> TasteStatus:
-        return self._current()[2]
+        model = self.model
+        if self._status is None:
+            # The texts are needed only to find the names of words, because the model has only hashes of
+            # words.
+            texts = self._texts() if model.has_words else []
+            self._status = TasteStatus(
+                model.ratings, model.ratings_before_turn, tuple(model.preferences(texts))
+            )
+        return self._status
 
     def model_after(self, given: Sequence[tuple[ReplyRow, str, str]]) -> TasteModel | None:
         """Return the model that includes new ratings. The store does not have the new ratings yet. If a reply
@@ -128,17 +140,6 @@ class UserTaste:
 
     def _mark(self) -> tuple[int, int]:
         return self._history.version(), self._history.failures
-
-    def _current(self) -> tuple[tuple[int, int], TasteModel, TasteStatus]:
-        version = self._mark()
-        if self._fitted is None or self._fitted[0] != version:
-            model = self._fit()
-            # The texts are needed only to find the names of words, because the model has only hashes of
-            # words.
-            texts = self._texts() if model.has_words else []
-            status = TasteStatus(model.ratings, model.ratings_before_turn, tuple(model.preferences(texts)))
-            self._fitted = version, model, status
-        return self._fitted
 
     def _texts(self) -> list[tuple[str, str]]:
         """Return (question, reply) texts of every rating and preference in force whose chat was not
@@ -169,9 +170,7 @@ class UserTaste:
         force, the oldest first. A rating is left out if its reply has no features."""
         labels = self._history.labels()
         self._load_features(reply_id for reply_id, *_ in labels)
-        known = [
-            (reply_id, version, self._features.get(reply_id), rating) for reply_id, rating, version in labels
-        ]
+        known = [(reply_id, version, self._known(reply_id), rating) for reply_id, rating, version in labels]
         unshown = self._measured_unshown()
         return [
             (id_, version, RatedFeatures(f, rating, unshown.get(id_)))
@@ -191,7 +190,7 @@ class UserTaste:
         self._load_features(id_ for pair in pairs for id_ in (pair.better, pair.worse))
         found: list[tuple[int, Given]] = []
         for pair in pairs:
-            better, worse = self._features.get(pair.better), self._features.get(pair.worse)
+            better, worse = self._known(pair.better), self._known(pair.worse)
             if better is not None and worse is not None:
                 found.append((pair.version, PreferredFeatures(better, worse, pair.strength)))
         return found
@@ -202,7 +201,7 @@ class UserTaste:
         stated = [
             (version, asked_for(features, reason))
             for reply_id, reason, version in self._history.reasons.in_force()
-            if reply_id not in without and (features := self._features.get(reply_id)) is not None
+            if reply_id not in without and (features := self._known(reply_id)) is not None
         ]
         return [(version, one) for version, one in stated if one is not None]
 
@@ -218,7 +217,13 @@ class UserTaste:
     def _load_features(self, ids: Iterable[str]) -> None:
         """Load the features of the replies with these ids that are not in memory yet."""
         if missing := set(ids) - self._features.keys():
-            self._features |= {row.id: _features_of(row) for row in self._history.words(missing)}
+            for row in self._history.words(missing):
+                features = _features_of(row)
+                self._features[row.id] = features.to_bytes() if features is not None else b""
+
+    def _known(self, reply_id: str) -> ReplyFeatures | None:
+        """Return the features of a reply that `_load_features` has loaded; None if its text was deleted."""
+        return ReplyFeatures.from_bytes(self._features.get(reply_id))
 
 
 def reply_features(question: str, text: str, finish_reason: str) -> ReplyFeatures:

@@ -86,7 +86,7 @@ def test_the_weights_for_all_questions_are_the_mean_over_the_rated_questions():
     known = sim.rating_features(shown, sim.stars(sim.lists_for_how, shown))
     model = TasteModel.fit(known)
     assert any(column.opener is not None and column.measure is not None for column in model.fitted.columns)
-    weights, replies = model.token_weights().mean, model.fitted.rows.replies
+    weights, replies = model.token_weights().mean, [one.features for one in known]
     for name in ("lists", "longer replies", "complete replies"):
         at = [measure.more for measure in MEASURES].index(name)
         raised = []

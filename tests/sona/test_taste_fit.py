@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.sona import taste_columns, taste_evidence, taste_features, taste_fit, taste_measures
-from ruvmlx.sona.taste_features import ReplyFeatures, bucket, features_of
+from ruvmlx.sona.taste_features import ReplyFeatures, ReplyTable, bucket, features_of
 from tests.oracles import taste as slow
 from tests.sona import simulated_tastes as sim
 
@@ -43,7 +43,7 @@ def test_the_scan_finds_the_column_that_raises_the_evidence_most():
     replies = sim.features(shown)
     y = sim.stars(sim.phrase, shown) - 3
     weight = np.random.default_rng(0).uniform(0.5, 1.5, 40)
-    rows = taste_fit.Rows(replies, y, weight, [None] * 40)
+    rows = taste_fit.Rows(ReplyTable.of(replies), y, weight, [None] * 40)
     scale = taste_columns.Scale.of(replies)
     pool, x = taste_columns.candidates(replies, scale), taste_columns.design(replies, [], scale)
     variances = taste_evidence.Variances(0.02, 0.6)
@@ -103,6 +103,21 @@ def test_features_are_stored_and_read_again():
     for name in ("measures", "words", "counts"):
         np.testing.assert_array_equal(getattr(again, name), getattr(found, name))
     assert len(found.to_bytes()) == 6 + 4 * M + 3 * len(found.words)
+
+
+def test_a_table_of_replies_gives_what_the_list_gives():
+    """Also after the table was cut in two and put together again, and for no replies."""
+    replies = sim.features(sim.texts(23, seed=4))
+    table = ReplyTable.of(replies)
+    scale = taste_columns.Scale.of(replies)
+    columns = taste_columns.candidates(replies, scale).columns
+    whole = taste_columns.design(replies, columns, scale)
+    for at in (0, 1, 9, 23):
+        parts = table.part(slice(at)), table.part(slice(at, None))
+        assert [len(part) for part in parts] == [at, 23 - at]
+        np.testing.assert_array_equal(taste_columns.design(parts[0] + parts[1], columns, scale), whole)
+        np.testing.assert_array_equal(taste_columns.design(parts[1], columns, scale), whole[at:])
+    assert len(table.part(slice(9, 3))) == len(table.part(slice(9, 3)).words) == 0
 
 
 @pytest.mark.parametrize("damage", [None, b"", b"\x00" * 5, b"\x00" * 7, b"\xff" * 6])

@@ -161,6 +161,21 @@ def test_the_features_of_old_unrated_replies_are_forgotten(store, history, monke
     assert len(taste._features) == 10
 
 
+def test_the_likings_are_computed_only_for_the_status(store, history, monkeypatch):
+    """Each rating needs the model, and the search of the likings takes as long as the fit of the model."""
+    searches, preferences = [], TasteModel.preferences
+    monkeypatch.setattr(
+        TasteModel, "preferences", lambda self, texts: searches.append(1) or preferences(self, texts)
+    )
+    taste, ids = UserTaste(history), keep(store, sim.texts(12, seed=1))
+    for reply_id in ids[:11]:
+        rate(history, reply_id, "up")
+    assert taste.model.ratings == 11 and not searches
+    assert taste.status.ratings == taste.status.ratings == 11 and len(searches) == 1
+    rate(history, ids[11], "down")
+    assert taste.status.ratings == 12 and len(searches) == 2
+
+
 def test_the_model_with_a_new_reason_is_the_model_of_the_store_after_the_rating(store, history):
     """Also at the first rating, at which unrated replies become evidence."""
     shown = sim.texts(30, seed=4)
