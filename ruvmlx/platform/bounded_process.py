@@ -186,7 +186,7 @@ class _Child:
                 part = self._socket.recv(min(size - len(data), 1 << 20))
             except TimeoutError:
                 # macOS does not enforce a limit of the address space, so this process measures the memory.
-                if time.monotonic() > until or (sys.platform == "darwin" and self._resident() > memory):
+                if time.monotonic() > until or (sys.platform == "darwin" and self._footprint() > memory):
                     raise ProcessEnded from None
                 continue
             if not part:
@@ -194,11 +194,11 @@ class _Child:
             data += part
         return bytes(data)
 
-    def _resident(self) -> int:
-        """Return the bytes of physical memory that the child uses."""
-        command = ["ps", "-o", "rss=", "-p", str(self._process.pid)]
-        found = subprocess.run(command, capture_output=True, text=True, check=False)
-        return int(found.stdout.strip() or 0) * 1024
+    def _footprint(self) -> int:
+        """Return the bytes of memory that the child uses on macOS; 0 if the child has ended."""
+        from .memory import darwin_footprint  # it imports ctypes, for which a child has no use
+
+        return darwin_footprint(self._process.pid)
 
 
 def _end(owner: int, process: subprocess.Popen, *connections: socket.socket) -> None:

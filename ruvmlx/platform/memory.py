@@ -52,6 +52,17 @@ def peak() -> int:
     return _status("VmHWM") if sys.platform != "darwin" else max(_maxrss(), _darwin_footprint())
 
 
+def darwin_footprint(process: int) -> int:
+    """Return the footprint in bytes of a process of this user on macOS. Return 0 if the process has ended, or
+    if the system does not tell the footprint. process: the process id"""
+    info = (ctypes.c_uint8 * 512)()
+    try:
+        failed = ctypes.CDLL(None).proc_pid_rusage(process, 0, info)
+    except (OSError, AttributeError):
+        return 0
+    return 0 if failed else int.from_bytes(bytes(info[_FOOTPRINT : _FOOTPRINT + 8]), "little")
+
+
 def give_back() -> None:
     """Return the freed memory of this process to the operating system. The allocator of glibc can keep freed
     memory if a block in use has a higher address. With other allocators, the function does nothing."""
@@ -86,10 +97,4 @@ def _maxrss() -> int:
 
 
 def _darwin_footprint() -> int:
-    try:
-        info = (ctypes.c_uint8 * 512)()
-        failed = ctypes.CDLL(None).proc_pid_rusage(os.getpid(), 0, info)
-        found = int.from_bytes(bytes(info[_FOOTPRINT : _FOOTPRINT + 8]), "little")
-    except (OSError, AttributeError):
-        return _maxrss()
-    return found if found and not failed else _maxrss()
+    return darwin_footprint(os.getpid()) or _maxrss()

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from ruvmlx.errors import UsageError
-from ruvmlx.platform import bounded_process
+from ruvmlx.platform import bounded_process, memory
 from ruvmlx.platform.bounded_process import BoundedProcess, ProcessEnded, stop_requests
 
 CHILD = """
@@ -97,6 +97,20 @@ def test_a_child_that_waits_is_ended_by_the_clock(child, monkeypatch):
     monkeypatch.setattr(bounded_process, "WAIT", 1)
     with pytest.raises(ProcessEnded):
         ask(child, "sleep", 10_000, 0.2)
+
+
+@pytest.mark.parametrize("used", [MEMORY, MEMORY + 1], ids=["within the limit", "above it"])
+def test_a_child_above_the_memory_limit_is_ended_on_macos(child, monkeypatch, used):
+    """Without a new process for each check: the checks come ten times a second."""
+    pid = ask(child, "pid")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(memory, "darwin_footprint", lambda process: used if process == pid else 0)
+    monkeypatch.setattr(subprocess, "run", None)
+    if used > MEMORY:
+        with pytest.raises(ProcessEnded):
+            ask(child, "sleep", 10_000)
+    else:
+        assert ask(child, "sleep", 0.3) == 0.3
 
 
 def test_a_child_prints_nothing(child, capfd):

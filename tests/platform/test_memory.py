@@ -7,6 +7,8 @@ import sys
 import pytest
 from ruvmlx.apps.cli import serve
 
+from ruvmlx.platform import memory
+
 # Blocks of 1 MB with a small block in use after each. The first block of 30 MB makes glibc take blocks of
 # 1 MB from its heap, where a block in use keeps all memory below it.
 FREES = """
@@ -47,3 +49,17 @@ def test_the_server_limits_its_unused_memory(monkeypatch, home):
     monkeypatch.setattr(serve, "_serve", begin)
     serve.serve.main(["--port", "0"], standalone_mode=False)
     assert calls == ["limits", "begins"]
+
+
+def test_the_footprint_of_a_process_on_macos(monkeypatch):
+    """The struct rusage_info_v0 has the footprint after 72 bytes."""
+
+    class System:
+        def proc_pid_rusage(self, process, flavor, info):
+            info[72:80] = (5_000_000_000 + process).to_bytes(8, "little")
+            return 0 if process == 7 and flavor == 0 else -1
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: System())
+    assert memory.darwin_footprint(7) == 5_000_000_007 and memory.darwin_footprint(8) == 0
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
+    assert memory.darwin_footprint(7) == 0
