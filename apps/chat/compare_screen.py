@@ -37,8 +37,8 @@ class CompareScreen(ModalScreen[int | None]):
         Binding("2,right", "choose(1)", "Right", show=False, priority=True, id="choose_right"),
         Binding("up", "scroll(-5)", "Up", show=False, priority=True, id="list_up"),
         Binding("down", "scroll(5)", "Down", show=False, priority=True, id="list_down"),
-        Binding("pageup", "scroll(-20)", "Page up", show=False, priority=True, id="list_page_up"),
-        Binding("pagedown", "scroll(20)", "Page down", show=False, priority=True, id="list_page_down"),
+        Binding(keys.PAGE_UP, "scroll(-20)", "Page up", show=False, priority=True, id="list_page_up"),
+        Binding(keys.PAGE_DOWN, "scroll(20)", "Page down", show=False, priority=True, id="list_page_down"),
     ]
 
     def __init__(self, chat: ChatContext, text: str, is_blind: bool = True) -> None:

@@ -18,6 +18,9 @@ Screens = Sequence[Sequence[Binding]]  # for each screen, its bindings
 _MODIFIERS = ("ctrl", "alt", "shift")
 _NAMED = {key.value for key in Keys}
 
+# The Terminal of macOS sends these keys only with Shift.
+PAGE_UP, PAGE_DOWN = "pageup,shift+pageup", "pagedown,shift+pagedown"
+
 # The bindings that all screens with a list have. Screens with a list have the actions `leave` and `move`.
 OF_LISTS = (
     Binding("escape", "leave", "Close", show=False, priority=True, id="close"),
@@ -25,8 +28,8 @@ OF_LISTS = (
     Binding("ctrl+c", "leave", "Close", show=False, priority=True),
     Binding("up", "move(-1)", "Up", show=False, priority=True, id="list_up"),
     Binding("down", "move(1)", "Down", show=False, priority=True, id="list_down"),
-    Binding("pageup", "move(-10)", "Page up", show=False, priority=True, id="list_page_up"),
-    Binding("pagedown", "move(10)", "Page down", show=False, priority=True, id="list_page_down"),
+    Binding(PAGE_UP, "move(-10)", "Page up", show=False, priority=True, id="list_page_up"),
+    Binding(PAGE_DOWN, "move(10)", "Page down", show=False, priority=True, id="list_page_down"),
 )
 
 
@@ -82,7 +85,9 @@ def lost_keys(found: dict[str, str], screens: Screens) -> dict[str, str]:
     lost: dict[str, str] = {}
     for screen in screens:
         own = {found[b.id] for b in screen if b.id in found}
-        lost |= {b.id: b.key for b in screen if b.id and b.id not in found and b.key in own}
+        lost |= {
+            b.id: b.key for b in screen if b.id and b.id not in found and own.issuperset(b.key.split(","))
+        }
     return lost
 
 

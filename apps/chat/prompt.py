@@ -20,6 +20,7 @@ from textual.widgets.text_area import Edit, EditResult
 
 from ruvmlx.text import sanitize
 
+from .keys import PAGE_DOWN, PAGE_UP
 from .ordered_keys import OrderedKeys
 
 # the maximum number of characters of a message; in a longer line, each key would take over half a second
@@ -38,9 +39,8 @@ class Prompt(OrderedKeys, TextArea):
         Binding("tab,shift+tab", "app.do('draft.complete_or_choose')", "Choose", key_display="tab"),
         Binding("ctrl+e", "app.do('draft.edit')", "Editor", show=False, id="editor"),
         Binding("ctrl+d", "delete_right_or_leave", "Leave", show=False),
-        # Without Shift, the Terminal of macOS scrolls its own window.
-        Binding("pageup,shift+pageup", "app.do('select.scroll', -1)", "Scroll up", show=False),
-        Binding("pagedown,shift+pagedown", "app.do('select.scroll', 1)", "Scroll down", show=False),
+        Binding(PAGE_UP, "app.do('select.scroll', -1)", "Scroll up", show=False),
+        Binding(PAGE_DOWN, "app.do('select.scroll', 1)", "Scroll down", show=False),
         Binding("ctrl+home", "app.do('select.scroll', -1000)", "To the top", show=False),
         Binding("ctrl+end", "app.do('select.scroll', 1000)", "To the end", show=False),
     ]

@@ -42,6 +42,15 @@ async def test_the_list_of_chats_opens_the_selected_one(chatting, three, size): 
         assert not isinstance(app.screen, ChatsScreen)
 
 
+async def test_the_page_keys_of_macos_move_in_a_list(chatting, three):  # noqa: F811
+    """The Terminal of macOS sends Page Down and Page Up only with Shift."""
+    async with chatting() as (app, pilot):
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: rows(app))
+        await pilot.press("shift+pagedown", "shift+pageup", "shift+pagedown", "enter")
+        await until(pilot, lambda: app.chat.state.session == three[2])
+
+
 async def test_typing_in_the_list_searches_all_messages(chatting, three):  # noqa: F811
     """What is typed is searched in all that was said; the place is shown."""
     async with chatting() as (app, pilot):
