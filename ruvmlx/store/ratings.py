@@ -50,7 +50,8 @@ class RatedReply:
     reward: float | None = None
 
 
-_TEACHES = (
+# from the rows of `ratings` t: the ratings that teach; a rating for wrong facts does not
+TEACHES = (
     f"NOT (t.rating IN {BAD} AND (t.note = '{FACTS}' OR substr(t.note, 1, {len(FACTS) + 1}) = '{FACTS}:'))"
 )
 # from the rows of `replies` r: the replies that training can use
@@ -61,7 +62,7 @@ USABLE = (
 # from the rows of `ratings` t and `replies` r: the ratings in force of an adapter that training can use
 _TRAINS = (
     " FROM ratings t JOIN replies r ON r.id = t.reply_id"
-    f" WHERE t.fingerprint = ? AND t.adapter = ? AND t.in_force AND {USABLE} AND {_TEACHES}"
+    f" WHERE t.fingerprint = ? AND t.adapter = ? AND t.in_force AND {USABLE} AND {TEACHES}"
 )
 
 
@@ -150,7 +151,7 @@ class Ratings:
         Ratings that complain about wrong facts are left out, because they do not change the adapter."""
         rows = self._db.rows(
             "SELECT reply_id, rating, version FROM ratings t WHERE fingerprint = ? AND adapter = ?"
-            f" AND in_force AND {_TEACHES} ORDER BY id",
+            f" AND in_force AND {TEACHES} ORDER BY id",
             fingerprint,
             name,
         )

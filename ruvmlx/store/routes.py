@@ -14,6 +14,7 @@ import numpy as np
 
 from .audit_log import Witness, digest
 from .database import Database
+from .ratings import TEACHES
 
 KEEP_ROUTES = 2000  # the number of newest choices that are kept, of all adapters together
 
@@ -167,7 +168,7 @@ class ModelChoiceRow:
 
 @dataclass(frozen=True)
 class RatedModelChoice:
-    """A choice of the model selector whose reply has a rating in force."""
+    """A choice of the model selector whose reply has a rating in force that teaches (`TEACHES`)."""
 
     reply_id: str
     arm: str
@@ -178,7 +179,7 @@ class RatedModelChoice:
 
 _RATED_CHOICES = (
     " FROM model_choices o JOIN replies r ON r.id = o.reply_id JOIN ratings t ON t.reply_id = o.reply_id"
-    " AND t.fingerprint = o.arm AND t.adapter = r.adapter AND t.in_force WHERE o.reader = ?"
+    f" AND t.fingerprint = o.arm AND t.adapter = r.adapter AND t.in_force AND {TEACHES} WHERE o.reader = ?"
 )
 
 

@@ -33,7 +33,7 @@ def question(text="Why is the sky blue?"):
     return turns_for([Message("user", text)], lambda _: np.eye(40, dtype=np.float32)[3])
 
 
-def add(store, selector, choice, rating, ms=10.0) -> str:
+def add(store, selector, choice, rating, ms=10.0, note="") -> str:
     """Store a reply of the chosen model, its choice and its rating."""
     reply_id = f"r{store.db.value('SELECT count(*) FROM replies'):05d}"
     model = choice.model.fingerprint
@@ -42,7 +42,7 @@ def add(store, selector, choice, rating, ms=10.0) -> str:
     store.model_choices.add(choice.row(reply_id, selector.reader, ms))
     with store.transaction():
         version = store.versions.head(model, "default")
-        store.ratings.add(model, "default", version + 1, reply_id, rating, "", 1.0)
+        store.ratings.add(model, "default", version + 1, reply_id, rating, note, 1.0)
     return reply_id
 
 
@@ -110,6 +110,18 @@ def test_a_rating_that_is_taken_back_leaves_no_trace(store):
     store.db.execute("UPDATE ratings SET in_force = 1")
     pair = ModelSelector(store, [SMALL, MIDDLE])
     assert pair.has_ratings and [arm.rated for arm in pair.status().arms] == [1, 0]
+
+
+def test_wrong_facts_teach_the_selector_nothing(store):
+    """A good rating whose note has these words teaches: the words are no reason there."""
+    selector = ModelSelector(store, [SMALL, LARGE])
+    choice = selector_module.ModelChoice(SMALL, 0.5, "", question(), {})
+    before = state(selector)
+    for rating, note in [("down", "wrong facts"), ("1", "wrong facts: it was 1912")]:
+        add(store, selector, choice, rating, note=note)
+        assert state(selector) == before and not selector.has_ratings
+    add(store, selector, choice, "up", note="wrong facts")
+    assert state(selector) != before
 
 
 def test_a_trained_cell_belongs_to_its_set_and_is_trained_when_due(store, monkeypatch):
