@@ -4,6 +4,7 @@ running `ruvmlx serve`."""
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,7 +174,9 @@ def _zed(served: Served) -> ClientFile:
         "capabilities": {"tools": True, "images": False},
     }
     provider = {"api_url": f"{served.url}/v1", "available_models": [model]}
-    base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    # Zed does not read XDG_CONFIG_HOME on macOS
+    moved = None if sys.platform == "darwin" else os.environ.get("XDG_CONFIG_HOME")
+    base = Path(moved or Path.home() / ".config")
     wanted = {"language_models": {"openai_compatible": {"ruvmlx": provider}}}
     use = f"Set RUVMLX_API_KEY={served.key}, and choose the model in the agent panel."
     return _json_client(base / "zed" / "settings.json", wanted, use)

@@ -64,6 +64,13 @@ def test_a_file_is_written_and_put_back(house, tmp_path, name, before):
         put_back(record)
 
 
+@pytest.mark.parametrize(("platform", "folder"), [("linux", "moved"), ("darwin", "house/.config")])
+def test_zeds_folder_follows_the_variable_where_zed_does(house, tmp_path, monkeypatch, platform, folder):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "moved"))
+    monkeypatch.setattr(sys, "platform", platform)
+    assert client_of("zed", SERVED).path == tmp_path / folder / "zed" / "settings.json"
+
+
 @pytest.mark.parametrize(("name", "prompt"), [("claude", "20,000"), ("codex", "9,000")])
 def test_a_context_that_is_too_short_is_told(house, name, prompt):
     """The first prompt of a coding agent does not fit into the starter's context."""
