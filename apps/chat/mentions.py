@@ -25,7 +25,8 @@ from ruvmlx.text import count, one_line, sanitize
 from .pdf_text import pdf_text
 from .user_files import UserFiles
 
-_MENTION = re.compile(r'(?<!\S)@(?:"(?P<quoted>[^"\n]+)"|(?P<plain>[^\s"]\S*))')
+# A backslash before a space belongs to the name: a terminal writes it into the name of a dropped file.
+_MENTION = re.compile(r'(?<!\S)@(?:"(?P<quoted>[^"\n]+)"|(?P<plain>(?!")(?:\\[ \t]|\S)+))')
 # the maximum size of a mentioned file in bytes; a larger text does not fit into the context of usual models;
 # the command `generate` has the same limit
 MAX_FILE_BYTES = 8 << 20
@@ -89,7 +90,7 @@ def _file_of(match: re.Match[str], files: UserFiles) -> tuple[str, Path | None]:
             with suppress(OSError, RuntimeError, ValueError):
                 path = files.path(name)
                 if path.is_file():
-                    return name, path
+                    return files.real_name(name), path
     return names[-1] or typed, None
 
 

@@ -2,6 +2,7 @@
 user's terminal, or on another machine."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,20 @@ class UserFiles:
                 f"{name[:40]!r} would be a file of the server's machine, and you are not on it; "
                 "use `ruvmlx chat` or `ruvmlx sessions` there."
             )
-        return self.folder / os.path.expanduser(name)  # an unknown user causes no error
+        return self._at(self.folder, self.real_name(name))
+
+    def real_name(self, name: str) -> str:
+        """Return the name of a file without the backslashes that a terminal puts before spaces and other
+        characters of a dropped file's name. If there is no such file, or if a file has the name with the
+        backslashes, return the name unchanged."""
+        plain = re.sub(r"\\(.)", r"\1", name)
+        if self.folder is None or plain == name or os.path.exists(self._at(self.folder, name)):
+            return name
+        return plain if os.path.exists(self._at(self.folder, plain)) else name
+
+    @staticmethod
+    def _at(folder: Path, name: str) -> Path:
+        return folder / os.path.expanduser(name)  # an unknown user causes no error
 
     def of_command(self, name: str) -> Path:
         """Return the path of a file that a command reads or writes. Raise UsageError as `path` does, and for

@@ -59,6 +59,23 @@ def test_a_name_is_found_before_punctuation_and_a_wrong_one_is_told_once(typed, 
     assert (found.text == typed) is ("no file" in note)
 
 
+@pytest.mark.parametrize("before", ["", "/"])
+def test_a_dropped_file_is_found_without_the_backslashes_of_the_terminal(folder, before):
+    """The Terminal of macOS puts a backslash before each space and parenthesis of a dropped file's name."""
+    Path("my list (2).md").write_text("one two")
+    place = f"{folder}/" if before else ""
+    found = put(rf"Sum @{place}my\ list\ \(2\).md up")
+    assert found.notes == (f"{place}my list (2).md: 2 tokens",) and "````file" in found.text
+    assert HERE.of_command(rf"{place}my\ notes.md").read_text().startswith("A list")
+
+
+def test_a_backslash_that_is_in_a_files_name_stays():
+    Path(r"a\ b").write_text("one")
+    Path("a b").write_text("one two")
+    assert put(r"@a\ b").notes == (r"a\ b: 1 token",)
+    assert put(r"@c\ d").notes == (r"@c\ d matches no file; it is sent as text.",)
+
+
 def test_an_address_is_no_mention():
     assert not has_mention("write to mary@sort.py or me @ home")
 
