@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..errors import UsageError
+from ..errors import NotFound, UsageError
 from ..lora.layer_lora import pack_adapter
 from ..ratings import reason_of
+from ..text import count
 from . import instant, objective
 from .adapter_history import commit_batch
 from .evidence import Protect
@@ -68,8 +69,9 @@ class RatingBatch:
         return self.pending
 
     def apply(self, learner: Learner) -> BatchResult:
-        """Update the weights by all ratings that wait, and commit weights and ratings to the store. Raises
-        UsageError if no rating waits. If the update fails, the ratings still wait and nothing is changed."""
+        """Update the weights by all ratings that wait, and commit weights and ratings to the store. A rating
+        whose reply was deleted meanwhile is discarded. Raises UsageError if no rating waits, and NotFound if
+        all replies were deleted. If the update fails, the other ratings still wait and nothing is changed."""
         return self._apply(learner, None)
 
     def apply_with_ewc(self, learner: Learner, version: int, strength: float = 1.0) -> BatchResult:
@@ -93,12 +95,23 @@ class RatingBatch:
         if not self._given:
             raise UsageError("no rating waits; accumulate one first.")
         started = time.perf_counter()
+        self._discard_deleted(learner)
         learner.active.measure(is_hurried=True)
         made = learner.retry_commit(lambda: self._commit(learner, protect))
-        count, after = self.pending, made.after
+        ratings, after = self.pending, made.after
         self.reset()
         seconds = time.perf_counter() - started
-        return BatchResult(count, made.has_effect, after.kl, instant.KL_CAP, after.version, seconds)
+        return BatchResult(ratings, made.has_effect, after.kl, instant.KL_CAP, after.version, seconds)
+
+    def _discard_deleted(self, learner: Learner) -> None:
+        """Discard the ratings whose replies were deleted. Raises NotFound if no rating is left."""
+        asked = self.pending
+        self._given = {id_: given for id_, given in self._given.items() if _has_tokens(learner, id_)}
+        if not self._given:
+            raise NotFound(
+                f"nothing was applied: of the {count(asked, 'reply', 'replies')} whose ratings waited, all "
+                "were deleted. Accumulate ratings of other replies."
+            )
 
     def _commit(self, learner: Learner, protect: Protect | None) -> CommittedUpdate:
         """Compute and commit the update. Raises HeadMoved if another process commits first."""
@@ -136,3 +149,12 @@ class RatingBatch:
         for id_ in self._given.keys() - {signal.reply_id for signal in signals}:
             learner.rating_index.bank.remove(id_)
         return CommittedUpdate(before, active.state, [*traces.values()], apply_us)
+
+
+def _has_tokens(learner: Learner, reply_id: str) -> bool:
+    """Return False if the reply or its prompt was deleted, so that nothing can learn from the reply."""
+    try:
+        reply = learner.rateable(reply_id)
+    except NotFound:
+        return False
+    return bool(reply.rated_ids and reply.prompt_ids)

@@ -108,6 +108,26 @@ def test_a_wrong_rating_is_refused_at_once(open_tiny):
         assert batch.pending == 0 and runtime.status().adapter_version == 0
 
 
+@pytest.mark.parametrize("rated", [False, True])
+def test_a_rating_of_a_deleted_reply_does_not_stop_the_others(open_tiny, rated):
+    """A deleted reply with an earlier rating keeps its row in the store, and one without has none."""
+    with open_tiny() as runtime:
+        ids = [reply(runtime, seed=i) for i in range(len(RATINGS))]
+        if rated:
+            runtime.rate(ids[1], "up")
+        batch = batch_of(runtime, ids)
+        runtime.store.replies.forget([ids[1]])
+        assert batch.apply(runtime.learner).ratings == 3 and batch.pending == 0
+        given = {row.reply_id for row in runtime.learner.history.ratings()}
+        assert given == set(ids) - ({ids[1]} if not rated else set())
+        batch.accumulate(runtime.learner, ids[0], "down")
+        runtime.store.replies.forget([ids[0]])
+        before = learned_state(runtime)
+        with pytest.raises(NotFound, match="all were deleted"):
+            batch.apply(runtime.learner)
+        assert batch.pending == 0 and learned_state(runtime) == before
+
+
 def test_one_rating_of_a_batch_is_taken_back_alone(open_tiny):
     """The others stay in force, with the weights that they give alone; none of them takes a reason."""
     with open_tiny() as runtime:
