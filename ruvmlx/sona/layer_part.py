@@ -16,7 +16,7 @@ from ..store import ReplyRow
 from .active_adapter import ActiveAdapter
 from .kl_probe import KLProbe
 from .state import LearnerState
-from .trace import Trace
+from .trace import Trace, Weighed
 
 # A KL guard is a function that runs between replies: it measures the KL of a layer LoRA, and scales the layer
 # LoRA down if the KL exceeds its limit (optional/layer_kl_guard.py).
@@ -53,8 +53,9 @@ class LayerPart(Protocol):
         """Return the change of the reply's mean log-probability (nats) from the layer LoRA with which its
         trace was recorded to the layer LoRA of `state`. The returned change is a first-order estimate."""
 
-    def update(self, state: LearnerState, trace: Trace, weight: float, base: KLProbe) -> LayerLoRA | None:
-        """Return the layer LoRA after a rating of this weight."""
+    def update(self, state: LearnerState, piece: Weighed, base: KLProbe) -> LayerLoRA | None:
+        """Return the layer LoRA after one rating or preference. piece: the traces and weights of its
+        replies."""
 
     def layers_without(
         self, state: LearnerState, before: LearnerState, after: LearnerState, base: KLProbe

@@ -40,7 +40,7 @@ from .reply_traces import ReplyTraces
 from .state import CommittedUpdate, LearnerState, PreferenceResult, RatingResult
 from .taste import TasteModel
 from .taste_push import TastePush
-from .trace import Trace, mean_logprobs
+from .trace import Trace, Weighed, mean_logprobs
 from .user_taste import UserTaste
 from .weight_anchors import WeightAnchors
 
@@ -48,7 +48,6 @@ _ATTEMPTS = 2  # the number of attempts to commit a rating before the learner ta
 _NEVER_STORED = -1
 
 T = TypeVar("T")
-Weighed = Sequence[tuple[Trace, float]]  # (trace of a reply, weight of the reply in the update)
 
 
 class Learner:
@@ -352,7 +351,7 @@ class Learner:
         pushes = [[self._push(trace, weight) for trace, weight in piece] for piece in pieces]
         started = time.perf_counter()
         try:
-            layers = self._layers_after(base, [*chain.from_iterable(pieces)])
+            layers = self._layers_after(base, pieces)
             more = self.layers.added_kl(layers)
             if self.targets.head:
                 room = base.kl, max(0.0, more), self._taste_for(base.micro, taste)
@@ -385,9 +384,9 @@ class Learner:
         stats = trace.stats or instant.prepare_stats(trace, self.probe)
         return instant.ReplyPush(stats, weight, trace.log_ratio)
 
-    def _layers_after(self, state: LearnerState, given: Weighed) -> LayerLoRA | None:
-        for trace, weight in given:
-            layers = self.layers.update(state, trace, weight, self.active.probed_base.probe)
+    def _layers_after(self, state: LearnerState, pieces: Sequence[Weighed]) -> LayerLoRA | None:
+        for piece in pieces:
+            layers = self.layers.update(state, piece, self.active.probed_base.probe)
             state = replace(state, layer_lora=layers)
         return state.layer_lora
 

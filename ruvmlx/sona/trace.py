@@ -56,12 +56,12 @@ class LayerGradient:
 
     frame: the checksum of the LayerLoRA's lora_a
     values: [n], the gradient, summed over the reply's tokens (of a very long reply, over a part of them)
-    tokens: the number of the reply's tokens in this sum
+    tokens: the number of the reply's tokens in this sum; of two compared replies, a weighted sum
     """
 
     frame: int
     values: np.ndarray
-    tokens: int
+    tokens: float
 
 
 @dataclass
@@ -244,6 +244,9 @@ class Trace:
             return new
         except (ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile):
             return None
+
+
+Weighed = Sequence[tuple[Trace, float]]  # (trace of a reply, weight of the reply in the update)
 
 
 def mean_logprobs(trace: Trace, adapters: Sequence[MicroLoRA], head: Head, base: int) -> list[float]:

@@ -185,6 +185,27 @@ def test_a_changed_rating_replaces_the_old_one(open_tiny):
         assert true_logprob(runtime, reply_id) > before
 
 
+def test_a_preference_is_one_piece_of_evidence(open_tiny):
+    """The parts of the gradients that both replies share cancel, and the older evidence fades once."""
+    with open_tiny(learn_targets="attention") as runtime:
+        learner = runtime.learner
+        runtime.rate(reply(runtime), "up")
+        state = learner.state
+        better, worse = (reply(runtime, seed=seed) for seed in (3, 4))
+        traces = [learner.traces.of(runtime.store.replies.get(id_), state) for id_ in (better, worse)]
+        pair = [*zip(traces, (0.5, -0.25), strict=True)]
+        found = learner.apply_feedback(state, [pair], "preference")[0].layer_lora
+        values = sum(np.float32(weight) * trace.layer_gradient.values for trace, weight in pair)
+        trend = state.micro.trend
+        for trace, weight in pair:
+            trend = instant.next_trend(trend, weight, trace.log_ratio)
+        kept = instant.retention_factor(trend)
+        wanted = kept * state.layer_lora.evidence + [values, values**2]
+        np.testing.assert_allclose(found.evidence, wanted, rtol=2**-11, atol=1e-6)
+        tokens = sum(abs(weight) * trace.layer_gradient.tokens for trace, weight in pair)
+        assert found.tokens == pytest.approx(kept * state.layer_lora.tokens + tokens)
+
+
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 1e30, -1e30])
 def test_a_poisoned_gradient_commits_nothing(open_tiny, poison):
     with open_tiny(learn_targets="all") as runtime:

@@ -15,7 +15,7 @@ from ...store import ReplyRow, Store
 from .. import instant
 from ..kl_probe import KLProbe
 from ..state import LearnerState
-from ..trace import LayerGradient, Trace
+from ..trace import LayerGradient, Trace, Weighed
 from . import layer_update
 from .layer_gradients import LayerGradients
 
@@ -135,17 +135,20 @@ class LayerAdapter:
         LoRA can add. base: the KL probe under the base LoRA alone."""
         return layer_update.LayerLimit.above(base, self.targets)
 
-    def update(self, state: LearnerState, trace: Trace, weight: float, base: KLProbe) -> LayerLoRA | None:
-        if trace.layer_gradient is None or not weight or not self.targets.places:
+    def update(self, state: LearnerState, piece: Weighed, base: KLProbe) -> LayerLoRA | None:
+        given = [(trace, weight) for trace, weight in piece if trace.layer_gradient is not None and weight]
+        if not given or not self.targets.places:
             return state.layer_lora
-        kept = instant.retention_factor(instant.next_trend(state.micro.trend, weight, trace.log_ratio))
+        trend = state.micro.trend
+        for trace, weight in given:
+            trend = instant.next_trend(trend, weight, trace.log_ratio)
+        kept, (gradient, weight) = instant.retention_factor(trend), _gradient_of(given)
         layers = self.extend_layers(state)
         if self.measured is not None:
             layers = layers.replace_fields(curvature=self.measured.layer_lora.curvature)
         known, unasked = self._unasked
         unasked = unasked if known is not None and known is state.layer_lora else None
-        gradient, limit = trace.layer_gradient, self.limit(base)
-        return layer_update.update(layers, gradient, weight, kept, self.targets, limit, unasked)
+        return layer_update.update(layers, gradient, weight, kept, self.targets, self.limit(base), unasked)
 
     def layers_without(
         self, state: LearnerState, before: LearnerState, after: LearnerState, base: KLProbe
@@ -178,6 +181,17 @@ class LayerAdapter:
     def added_kl(self, layer_lora: LayerLoRA | None) -> float:
         measured = self.measured.layer_lora if self.measured else None
         return layer_update.estimated_kl(layer_lora) - layer_update.estimated_kl(measured)
+
+
+def _gradient_of(given: Weighed) -> tuple[LayerGradient, float]:
+    """Return the gradient and the weight of one piece of evidence: of one reply, or of two replies to one
+    question. The parts of the gradients that two replies share cancel in the sum, as in evidence.py."""
+    found = [(trace.layer_gradient, weight) for trace, weight in given if trace.layer_gradient is not None]
+    if len(found) == 1:
+        return found[0]
+    values = np.sum([np.float32(weight) * gradient.values for gradient, weight in found], axis=0)
+    tokens = sum(abs(weight) * gradient.tokens for gradient, weight in found)
+    return LayerGradient(found[0][0].frame, values, tokens), 1.0
 
 
 def mean_logprob_change(gradient: LayerGradient, layer_lora: LayerLoRA | None) -> float:
