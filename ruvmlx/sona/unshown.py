@@ -7,9 +7,6 @@ explanations is true. The original model writes these replies in idle time. Only
 (taste_measures.py) are stored.
 """
 
-import io
-import json
-import zipfile
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -29,7 +26,6 @@ MAX_PROMPT_TOKENS = 2048  # no unshown replies to prompts with more tokens; thes
 # the maximum number of rated replies with stored measures; the newest rated replies are kept
 MAX_QUESTIONS = 1000
 SAVE_AFTER = 8  # the number of questions from one save of the measures to the next
-_NAME = "replies/unshown"  # the name of the stored measures; no adapter can have this name
 
 
 class UnshownReplies:
@@ -41,12 +37,7 @@ class UnshownReplies:
     def load(self) -> dict[str, np.ndarray]:
         """Return {id of a rated reply: measures [REPLIES, M] of unshown replies to its question}; {} if the
         stored data is missing or damaged."""
-        data = self._store.checkpoints.measurement(self._fingerprint, _NAME)
-        try:
-            with np.load(io.BytesIO(data or b""), allow_pickle=False) as f:
-                found = dict(zip(json.loads(str(f["ids"])), f["measures"].astype(np.float32), strict=True))
-        except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile):
-            return {}
+        found = self._store.unshown.load(self._fingerprint)
         return {id_: rows for id_, rows in found.items() if rows.shape == (REPLIES, len(MEASURES))}
 
     def complete(self, model: Model, backend: Backend, rated: Sequence[str], pause: Pause) -> int:
@@ -91,10 +82,8 @@ class UnshownReplies:
         self._save(self.load() | dict(measures))
 
     def _save(self, found: Mapping[str, np.ndarray]) -> None:
-        out, ids = io.BytesIO(), [*found][-MAX_QUESTIONS:]
-        measures = np.stack([found[id_] for id_ in ids]).astype(np.float16)
-        np.savez(out, ids=np.array(json.dumps(ids)), measures=measures)
-        self._store.checkpoints.put_measurement(self._fingerprint, _NAME, out.getvalue())
+        newest = [*found][-MAX_QUESTIONS:]
+        self._store.unshown.put(self._fingerprint, {id_: found[id_] for id_ in newest})
 
 
 def _measure(model: Model, backend: Backend, prompt: list[int], pause: Pause) -> np.ndarray | None:

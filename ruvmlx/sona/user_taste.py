@@ -88,9 +88,9 @@ class UserTaste:
         self._unshown = self._fitted = None
 
     def forget_features(self) -> None:
-        """Drop the features in memory, and the model that was fitted to them. The store has the features of
-        the replies that were not deleted."""
-        self._features, self._fitted = {}, None
+        """Drop the features and the measures in memory, and the model that was fitted to them. The store has
+        those of the replies that were not deleted."""
+        self._features, self._unshown, self._fitted = {}, None, None
 
     @property
     def model(self) -> TasteModel:

@@ -16,6 +16,7 @@ from .kv import KVObservation, KVRecords
 from .messages import HEAD, Messages
 from .routes import RouteRow, Routes
 from .traces import Traces
+from .unshown import UnshownMeasures
 
 
 @dataclass(frozen=True)
@@ -117,9 +118,10 @@ class Replies:
         kv: KVRecords,
         routes: Routes,
         traces: Traces,
+        unshown: UnshownMeasures,
     ):
         self._db, self._witness, self._messages = db, witness, messages
-        self._kv, self._routes, self._traces = kv, routes, traces
+        self._kv, self._routes, self._traces, self._unshown = kv, routes, traces, unshown
 
     def add(
         self,
@@ -269,12 +271,13 @@ class Replies:
     def erase(self, *reply_ids: str) -> None:
         """Delete replies. A reply with a rating or a preference keeps its row, its ratings and its
         preferences. But the reply loses its words, tokens, notes and features, the vector of its question,
-        its trace, its route and its response. If the prompt of another reply shows a deleted reply as an
-        example, or continues a deleted response, that other reply loses its prompt tokens and its trace. Call
-        inside a transaction."""
+        its trace, its route, its response and the measures of unshown replies to its question. If the prompt
+        of another reply shows a deleted reply as an example, or continues a deleted response, that other
+        reply loses its prompt tokens, its trace and these measures. Call inside a transaction."""
         after = self._went_on_from(reply_ids)
         for reply_id in reply_ids:
             self._erase(reply_id)
+        self._unshown.delete(reply_ids)
         gone = set(reply_ids)
         for reply_id in (self._with_versions(after) if after else after) - gone:
             self._forget_prompt(reply_id)
@@ -284,6 +287,7 @@ class Replies:
 
     def _forget_prompt(self, reply_id: str) -> None:
         self._traces.delete(reply_id)
+        self._unshown.delete([reply_id])
         self._db.execute("UPDATE replies SET prompt_ids = x'' WHERE id = ?", reply_id)
 
     def _went_on_from(self, reply_ids: Sequence[str]) -> set[str]:

@@ -31,6 +31,7 @@ from .search_index import SearchIndex
 from .signals import Signals
 from .traces import Traces
 from .tunings import Tunings
+from .unshown import UnshownMeasures
 from .versions import Versions
 
 
@@ -53,7 +54,10 @@ class Store:
         self.routes = Routes(db, self.witness)
         self.model_choices = ModelChoices(db, self.witness)
         self.traces = Traces(db)
-        self.replies = Replies(db, self.witness, self.messages, self.kv, self.routes, self.traces)
+        self.checkpoints = Checkpoints(db)
+        self.unshown = UnshownMeasures(db, self.checkpoints)
+        of_replies = self.kv, self.routes, self.traces, self.unshown
+        self.replies = Replies(db, self.witness, self.messages, *of_replies)
         self.responses = Responses(db)
         self.drafts = Drafts(db, self.replies)
         self.chats = Chats(db, self.messages, self.replies, self.search_index)
@@ -66,7 +70,6 @@ class Store:
         feedback = self.ratings, self.preferences
         self.adapters = Adapters(db, self.witness, self.versions, self.bases, *feedback, self.traces)
         self.anchors = Anchors(db, self.witness, self.versions, self.bases)
-        self.checkpoints = Checkpoints(db)
         self.deep_runs = DeepRuns(db, self.witness, self.checkpoints)
         self.model_data = ModelData(db)
         self.tunings = Tunings(db, self.witness)

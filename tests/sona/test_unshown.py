@@ -11,6 +11,7 @@ from ruvmlx.sona.taste import RatedFeatures, TasteModel
 from ruvmlx.sona.taste_features import features_of
 from ruvmlx.sona.taste_measures import MEASURES
 from ruvmlx.sona.user_taste import UserTaste
+from ruvmlx.store.unshown import NAME
 from tests.sona import simulated_tastes as sim
 
 from .training_runs import answer
@@ -120,8 +121,26 @@ def test_a_stop_keeps_what_is_finished(runtime, monkeypatch):
     assert len(again) == 3 and all((again[id_] == one).all() for id_, one in first.items())
 
 
+def test_the_measures_are_deleted_with_the_chat(runtime, monkeypatch):
+    """Idle work that began before the deletion does not bring them back."""
+    store = runtime.store
+    chat = runtime.chats.new_chat()
+    for _ in runtime.chats.say(chat, "hello", max_new_tokens=6):
+        pass
+    reply_id = store.messages.branch(chat)[-1].reply_id
+    runtime.rate(reply_id, "up")
+    assert complete(runtime) == 4
+    before = stored_measures(runtime)
+    runtime.erase_chat(chat)
+    assert [*stored_measures(runtime)] == [id_ for id_ in before if id_ != reply_id]
+    runtime.learner.history.unshown._save(before)
+    assert reply_id not in stored_measures(runtime) and len(stored_measures(runtime)) == 3
+    store.replies.forget([*before])
+    assert store.checkpoints.measurement(runtime.model.fingerprint, NAME) is None
+
+
 def test_damaged_measures_are_measured_again(runtime):
-    runtime.store.checkpoints.put_measurement(runtime.model.fingerprint, unshown._NAME, b"nonsense")
+    runtime.store.checkpoints.put_measurement(runtime.model.fingerprint, NAME, b"nonsense")
     assert stored_measures(runtime) == {}
     assert complete(runtime) == 3
     assert len(stored_measures(runtime)) == 3
