@@ -55,6 +55,7 @@ class StopStrings:
             int
         ] = []  # the place in the whole text where the text of each call of `add` begins
         self._shown = 0  # the number of characters that `add` has returned
+        self._has_ended = False  # True after `flush`
         self.hit: str | None = None
 
     def add(self, text: str) -> str:
@@ -77,13 +78,16 @@ class StopStrings:
 
     @property
     def shown_count(self) -> int | None:
-        """The number of calls of `add` whose text begins in the returned text; None: all calls."""
-        return bisect_left(self._starts, self._shown) if self._held or self.hit else None
+        """The number of calls of `add` whose text begins in the returned text; None: all calls. Before the
+        stream ends, the newest calls do not count if they had no text, because a stop string can begin there:
+        such calls can have had the first bytes of a character."""
+        return bisect_left(self._starts, self._shown) if self._stops and not self._has_ended else None
 
     def flush(self) -> str:
         """End the stream. Returns the text that `add` held back because the text could be the start of a stop
         string."""
         shown, self._held = self._held, ""
+        self._has_ended = True
         return shown
 
     def _possible_start(self) -> int:

@@ -387,6 +387,21 @@ def test_chunks_carry_the_logprobs_of_their_tokens(engine):
         assert max(len(c.logprobs) for c in reply.chunks) == 1 and len(reply.response.logprobs) == 9
 
 
+def test_no_chunk_has_a_logprob_of_the_stop_string(engine, tiny, monkeypatch):
+    """The stop string begins in the middle of two tokens: the first of them has no text of its own."""
+    asked = request(max_new_tokens=4, sampling=Sampling(1.0, seed=3), logprobs=1)
+    parts = dict(zip(engine.generate(asked).token_ids, (b"a", b"\xc3", b"\xa9", b"b"), strict=True))
+    assert len(parts) == 4
+    monkeypatch.setattr(tiny.tokenizer, "token_bytes", lambda token: parts.get(token, b""))
+    for stop, shown in (("\u00e9", 1), ("b", 3), ("c", 4)):
+        running, reply = Scheduler(engine), Reply()
+        running.submit(replace(asked, stop=(stop,)), reply)
+        while running.step():
+            pass
+        assert [p for c in reply.chunks for p in c.logprobs] == reply.response.logprobs
+        assert len(reply.response.logprobs) == shown
+
+
 def test_a_stream_that_is_left_ends_its_request_alone(engine):
     running, other = Scheduler(engine), Reply()
     running.submit(request(max_new_tokens=20), other)
