@@ -141,9 +141,9 @@ def prompt_ends(monkeypatch):
     reply for its own measurements."""
     found, of = [], BegunReply.of.__func__
 
-    def read(cls, backend, prompt, adapter=None):
+    def read(cls, backend, prompt, pause, adapter=None):
         found.append(prompt[-12:])
-        return of(cls, backend, prompt, adapter)
+        return of(cls, backend, prompt, pause, adapter)
 
     monkeypatch.setattr(BegunReply, "of", classmethod(read))
     for module in (unshown, faults, measure_directions, style_bank):

@@ -105,7 +105,7 @@ def sample(model: Model, backend: Backend, adapter: HeadAdapter | None, pause: P
     begun = []
     for question in questions():
         pause()
-        begun.append(BegunReply.of(backend, question_prompt(model.tokenizer, question), adapter))
+        begun.append(BegunReply.of(backend, question_prompt(model.tokenizer, question), pause, adapter))
     rng = np.random.default_rng(24)
     return sampled_replies(
         backend, model.tokenizer, begun, rng, MAX_REPLY_TOKENS, sampling_of(model), pause, adapter

@@ -117,7 +117,7 @@ class DirectionBank:
             row[self.tokens == token] += reading
 
         with original_model(backend):
-            first = BegunReply.of(backend, question_prompt(tokenizer, question))
+            first = BegunReply.of(backend, question_prompt(tokenizer, question), pause)
             while len(found) < REPLIES:
                 begun = [first.fork() for _ in range(min(TOGETHER, REPLIES - len(found)))]
                 found += sampled_replies(

@@ -30,9 +30,13 @@ class BegunReply:
     last: Step
 
     @classmethod
-    def of(cls, backend: Backend, prompt: Sequence[int], adapter: HeadAdapter | None = None) -> "BegunReply":
+    def of(
+        cls, backend: Backend, prompt: Sequence[int], pause: Pause, adapter: HeadAdapter | None = None
+    ) -> "BegunReply":
+        """Let the model read a prompt. pause: a function that can raise an exception to stop the reading; a
+        long prompt takes seconds."""
         cache = backend.new_cache()
-        return cls(cache, backend.prefill(list(prompt), cache, adapter))
+        return cls(cache, backend.prefill(list(prompt), cache, adapter, progress=lambda _: pause()))
 
     def fork(self) -> "BegunReply":
         """Return the beginning of another reply to the same prompt. The model need not read the prompt

@@ -90,7 +90,7 @@ def _measure(model: Model, backend: Backend, prompt: list[int], pause: Pause) ->
     """Return the measures [REPLIES, M] of sampled replies; None if a reply ends before its answer begins."""
     rng = np.random.default_rng([37, *prompt])
     with original_model(backend):
-        first = BegunReply.of(backend, prompt)
+        first = BegunReply.of(backend, prompt, pause)
         begun = [first, *(first.fork() for _ in range(REPLIES - 1))]
         replies = sampled_replies(
             backend, model.tokenizer, begun, rng, MAX_REPLY_TOKENS, sampling_of(model), pause

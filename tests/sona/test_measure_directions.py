@@ -49,7 +49,7 @@ def by_one(model, backend, question, lora_a, tokens, seed):
     prompt, rng = model.tokenizer.encode_chat([Message("user", question)]), np.random.default_rng([41, seed])
     longest, found = measure_directions.MAX_REPLY_TOKENS, []
     for together in (2, 1):
-        begun = [BegunReply.of(backend, prompt) for _ in range(together)]
+        begun = [BegunReply.of(backend, prompt, lambda: None) for _ in range(together)]
         found += sampled_replies(
             backend, model.tokenizer, begun, rng, longest, sampling_of(model), lambda: None
         )

@@ -139,6 +139,24 @@ def test_the_measures_are_deleted_with_the_chat(runtime, monkeypatch):
     assert store.checkpoints.measurement(runtime.model.fingerprint, NAME) is None
 
 
+def test_a_stop_ends_the_reading_of_a_long_question(runtime, monkeypatch):
+    """A rating or a key that comes in this time does not wait until the model has read the question."""
+    read, prefill = [], runtime.backend.prefill
+
+    def note_end(*args, **options):
+        step = prefill(*args, **options)
+        read.append(args[0])
+        return step
+
+    def stop():
+        raise Stopped
+
+    monkeypatch.setattr(runtime.backend, "prefill", note_end)
+    with pytest.raises(Stopped):
+        complete(runtime, stop)
+    assert not read and runtime.backend.lora is runtime.learner.base
+
+
 def test_damaged_measures_are_measured_again(runtime):
     runtime.store.checkpoints.put_measurement(runtime.model.fingerprint, NAME, b"nonsense")
     assert stored_measures(runtime) == {}

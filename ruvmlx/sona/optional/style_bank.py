@@ -134,7 +134,7 @@ class BasisBuilder:
         self, prompt: Sequence[int], rng: np.random.Generator, pause: Pause
     ) -> list[SampledReply]:
         """Sample REPLIES replies to one prompt, and return them. The model reads the prompt only once."""
-        first = BegunReply.of(self._backend, prompt)
+        first = BegunReply.of(self._backend, prompt, pause)
         begun = [first, *(first.fork() for _ in range(REPLIES - 1))]
         tokenizer, sampling = self._model.tokenizer, sampling_of(self._model)
         return sampled_replies(self._backend, tokenizer, begun, rng, MAX_REPLY_TOKENS, sampling, pause)
