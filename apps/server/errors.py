@@ -169,6 +169,9 @@ class InternalError:
 
 
 ErrorShape = Callable[[ApiError], dict[str, Any]]
+# After an error with these details, the tool runner of Anthropic's client sends the whole conversation again,
+# without the field `thread`.
+_NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
 def openai_error(error: ApiError) -> dict[str, Any]:
@@ -179,7 +182,11 @@ def openai_error(error: ApiError) -> dict[str, Any]:
 
 def anthropic_error(error: ApiError) -> dict[str, Any]:
     """Return the body of an error in Anthropic's form. If a field of the request is wrong, `param` has the
-    name of this field."""
+    name of this field. If the request needs a thread (a conversation that the server keeps), `details` says
+    that the server has no threads."""
     kind = ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else TYPES[400])
-    facts = {"type": kind, "message": error.anthropic, "param": error.param, "code": error.code}
+    facts: dict[str, Any] = {"type": kind, "message": error.anthropic, "param": error.param}
+    facts["code"] = error.code
+    if (error.param, error.code) == ("thread", "unsupported_parameter"):
+        facts["details"] = _NO_THREADS
     return {"type": "error", "error": facts}

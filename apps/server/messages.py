@@ -40,14 +40,24 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 
 
+class ThreadErrorDetails(Struct):
+    """The details of the error for a request with the field `thread`. Anthropic's client reads them, and then
+    does without threads. unsupported: the features that the server does not support."""
+
+    error_code: Literal["thread_unsupported_request"]
+    unsupported: list[Literal["thread"]]
+
+
 class AnthropicErrorFacts(Struct):
     """The facts of an error. message: the error in one line. param, code: the wrong field and a fixed word,
-    as in OpenAI's form; errors of Anthropic's own server do not have these fields."""
+    as in OpenAI's form; errors of Anthropic's own server do not have these fields. details: only the error
+    for the field `thread` has this field."""
 
     type: str
     message: str
     param: str | None
     code: str | None
+    details: ThreadErrorDetails | UnsetType = UNSET
 
 
 class AnthropicErrorAnswer(Struct, tag_field="type", tag="error"):

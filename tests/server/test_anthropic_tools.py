@@ -131,6 +131,24 @@ def test_arguments_that_are_no_json_do_not_vanish(claude, request_fields, says):
     assert pieces == '{days: 3}{"utc": true}'
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_tool_runner_of_the_client_works_without_threads(claude, request_fields, stream):
+    """The runner first asks the server to keep the conversation. The error says that the server cannot keep
+    it, so the runner sends the whole conversation."""
+    ran = []
+
+    @anthropic.beta_tool
+    def time(utc: bool) -> str:
+        """Tell the time."""
+        ran.append(utc)
+        return "noon"
+
+    del request_fields["tools"]
+    runner = claude.beta.messages.tool_runner(**request_fields, tools=[time], max_iterations=2, stream=stream)
+    said = [one.get_final_message() if stream else one for one in runner]
+    assert [one.stop_reason for one in said] == ["tool_use"] * 2 and len(ran) >= 1
+
+
 CALL = {"type": "tool_use", "id": "abc", "name": "time", "input": {"utc": True}}
 RESULT = {"type": "tool_result", "tool_use_id": "abc", "content": [{"type": "text", "text": "noon"}]}
 TOLD = [HI, {"role": "assistant", "content": [{"type": "text", "text": "So."}, CALL]}]
