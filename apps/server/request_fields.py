@@ -86,6 +86,10 @@ _MESSAGES_HINTS = {
     "user_profile_id": Unused(str, _NOT_KEPT),
     "workspace_id": Unused(str, _NOT_KEPT),
 }
+# Some models of OpenAI's Python client have these fields besides those of the answer. If a program sends an
+# earlier reply back, the client sends the fields, too.
+_PARSED = Unused(Any, "The text has it.")
+_MARKS = Unused(dict[str, Any], _CACHES)
 _Included = Literal[
     "reasoning.encrypted_content",
     "file_search_call.results",
@@ -133,6 +137,11 @@ UNUSED: dict[type, dict[str, Unused]] = {
         "stream_options.include_obfuscation": _OBFUSCATION,
         # LangChain and AutoGen send a name with messages. OpenAI's examples send it with a tool's result.
         "messages[].name": Unused(str, "Roles and ids say who speaks."),
+        "messages[].parsed": _PARSED,
+        "messages[].tool_calls[].index": Unused(int, "Calls have an order."),
+        "messages[].tool_calls[].function.parsed_arguments": _PARSED,
+        "messages[].content[].prompt_cache_breakpoint": _MARKS,
+        "prediction.content[].prompt_cache_breakpoint": _MARKS,
         "metadata": Unused(dict[str, str], _NOT_KEPT),
         "modalities": Unused(Annotated[list[Literal["text"]], Meta(min_length=1)], "Answers are text."),
         "store": Unused(bool, _NOT_KEPT),
@@ -150,6 +159,12 @@ UNUSED: dict[type, dict[str, Unused]] = {
         "reasoning.generate_summary": Unused(str, "The output has the thought itself."),
         "stream_options": Unused(_ObfuscationOnly, _OBFUSCATION.why),
         "text.verbosity": Unused(Literal["low", "medium", "high"], "A model has one verbosity."),
+        "input[].content[].parsed": _PARSED,
+        "input[].content[].prompt_cache_breakpoint": _MARKS,
+        "input[].output[].parsed": _PARSED,
+        "input[].output[].prompt_cache_breakpoint": _MARKS,
+        "input[].parsed_arguments": _PARSED,
+        "input[].created_by": Unused(str, "The type says it."),
         "input[function_call].caller": Unused(dict[str, Any], "Only the model calls tools."),
         "input[function_call_output].caller": Unused(dict[str, Any], "Only the model calls tools."),
         **{f"tools[function].{name}": field for name, field in _FUNCTION_HINTS.items()},

@@ -47,16 +47,26 @@ ANTHROPIC = {
     "output_config": {},
 }
 GROUP = {"type": "namespace", "name": "g", "description": "", "tools": [{"type": "function", **FUNCTION}]}
+CALL = {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+CHAT = [
+    {"role": "user", "content": [{"type": "text", "text": "hello"}]},
+    {"role": "assistant", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "a", "content": "noon"},
+]
+SAID = [{"type": "input_text", "text": "noon"}]
 RESPONSES = [
-    *HI,
+    {"role": "user", "content": SAID},
     {"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}"},
-    {"type": "function_call_output", "call_id": "a", "output": "noon"},
+    {"type": "function_call_output", "call_id": "a", "output": SAID},
 ]
 OLLAMA = {"temperature": 0, "num_predict": 4}
 WRITES = {"stream": True, "temperature": 0}
 # What a path needs so that its last field has a place.
 BODIES = {
-    ChatBody: {"messages": HI, "max_tokens": 4, "stream_options": {}, **WRITES},
+    ChatBody: {
+        "messages": CHAT, "max_tokens": 4, "stream_options": {},
+        "prediction": {"type": "content", "content": [{"type": "text", "text": "noon"}]}, **WRITES,
+    },
     CompletionBody: {"prompt": "hello", "max_tokens": 4, "stream_options": {}, **WRITES},
     EmbeddingBody: {"input": "hello"},
     ResponsesBody: {
