@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -9,6 +10,14 @@ from pathlib import Path
 from urllib.parse import unquote
 
 COMMIT = "c" * 40
+
+
+class HubServer(ThreadingHTTPServer):
+    """The base class writes a traceback to stderr if a client leaves, as `pull` does if the disk is full."""
+
+    def handle_error(self, request, client_address):
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class FakeHub:
@@ -22,7 +31,7 @@ class FakeHub:
         self.ranges: list[int] = []
         self.damaged = False
         self.architecture = ""  # of its GGUF files
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server = HubServer(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
