@@ -323,7 +323,8 @@ class Learner:
                 if before.base == state.base:
                     taken = instant.without_update(state.micro, before.micro, after.micro, self.probe)
                     layers = self.layers.layers_without(state, before, after, self.active.probed_base.probe)
-                    state = LearnerState(taken.adapter, state.base, _NEVER_STORED, taken.kl, layers)
+                    kl = max(0.0, taken.kl + self.layers.added_kl(layers))
+                    state = LearnerState(taken.adapter, state.base, _NEVER_STORED, kl, layers)
         return state
 
     def weigh(self, reply: ReplyRow, rating: str, note: str, trace: Trace) -> float:

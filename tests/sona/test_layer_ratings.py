@@ -185,6 +185,20 @@ def test_a_changed_rating_replaces_the_old_one(open_tiny):
         assert true_logprob(runtime, reply_id) > before
 
 
+def test_the_recorded_kl_without_an_older_rating_counts_the_layers(open_tiny):
+    """The reason takes back what the older rating had taught, and teaches nothing itself."""
+    with open_tiny(learn_targets="head,attention") as runtime:
+        older, newer = (reply(runtime, seed=seed, settle=False) for seed in (1, 2))
+        runtime.rate(older, "down")
+        runtime.rate(newer, "up")
+        learner = runtime.learner
+        found = runtime.choices.give_reason(older, "facts")
+        added = learner.layers.added_kl(learner.layer_lora)
+        assert added > 1e-5
+        assert found.kl == pytest.approx(learner.probe.kl(learner.micro) + added, rel=0.01)
+        assert learner.history.status().kl == pytest.approx(found.kl)
+
+
 def test_a_preference_is_one_piece_of_evidence(open_tiny):
     """The parts of the gradients that both replies share cancel, and the older evidence fades once."""
     with open_tiny(learn_targets="attention") as runtime:
