@@ -312,15 +312,16 @@ _NEEDS = {
     "--format", "format_", type=click.Choice(["kto", "dpo", "sft"]), default="kto", show_default=True
 )
 @model_options
-def export(format_: str, **flags: Any) -> None:
-    """Print your rated replies as JSON lines, for training elsewhere."""
+@json_option
+def export(format_: str, as_json: bool, **flags: Any) -> None:
+    """Print your rated replies as JSON lines, for training elsewhere; with --json, as one array."""
     from ruvmlx.sona.export_examples import rows
 
     history = _history(flags, reading=True)
     found = list(rows(history, format_))
-    for row in found:
+    for row in [found] if as_json else found:
         print_json(row)
-    if not found:
+    if not found and not as_json:
         why = f"The format {format_} needs {_NEEDS[format_]}. {HOW_TO_RATE}"
         log(f"Nothing to export. {nothing_in_use(status_facts(history.status())) or why}")
 

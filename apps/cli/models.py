@@ -278,7 +278,8 @@ def _shape_rows(shape: "ModelShape") -> list[tuple[str, str]]:
 
 @click.command("rm", cls=Verb)
 @click.argument("name", shell_complete=complete_fetched)
-def remove_model(name: str) -> None:
+@json_option
+def remove_model(name: str, as_json: bool) -> None:
     """Delete a fetched model (owner/name) from the Hugging Face cache."""
     from ruvmlx.models.find.hub import repo_folder
     from ruvmlx.models.find.resolve import REPO
@@ -294,7 +295,10 @@ def remove_model(name: str) -> None:
         )
     freed = sum(file.lstat().st_size for file in folder.rglob("*") if not file.is_dir())
     shutil.rmtree(folder)
-    say(f"Deleted {name} with all its files: {size(freed)} are free again.")
+    if as_json:
+        print_json({"name": name, "bytes": freed})
+    else:
+        say(f"Deleted {name} with all its files: {size(freed)} are free again.")
 
 
 VERBS = [pull, list_models, propose_models, show_model, remove_model]

@@ -13,16 +13,16 @@ import click
 
 from ruvmlx import settings
 from ruvmlx.errors import NotFound, RuvmlxError, StoreError, UsageError
-from ruvmlx.text import count, excerpt, one_line, size
+from ruvmlx.text import one_line, size
 
 from .completion_values import complete_chats, complete_deleted_chats, complete_replies
 from .number_types import WholeNumber
-from .options import open_for_reading, resolve, setting_options
+from .options import setting_options
 from .output import json_option, log, print_json, show_whole
 from .path_types import OutputFile
+from .session_alike import show_alike
 from .session_imports import import_each, tell_imported, watching_many
 from .session_words import (
-    ALIKE,
     FOUND,
     author,
     bare_title,
@@ -126,7 +126,7 @@ def search_sessions(
     if bool("".join(words).strip()) == (like is not None):
         raise UsageError('give words, or a text to compare with: `sessions search --like "trips by train"`.')
     if like is not None:
-        _show_alike(like, limit, as_json, flags)
+        show_alike(like, limit, as_json, flags)
         return
     wanted = " ".join(words)
     found = _store(reading=True).search.find(wanted)
@@ -141,33 +141,6 @@ def search_sessions(
     is_one = len(wanted.split()) == 1
     open_one = f"`ruvmlx chat --session ID --find {shlex.quote(wanted)}`"
     hint(f"{open_one} opens the chat at its newest message with {'this word' if is_one else 'these words'}.")
-
-
-def _show_alike(text: str, limit: int, as_json: bool, flags: dict[str, Any]) -> None:
-    from ruvmlx.progress import Progress
-    from ruvmlx.sona.similar_chats import MOST_READ, chats_like
-
-    from ..progress import watching
-
-    with open_for_reading(resolve(flags)) as opened, watching() as watch:
-        alike = chats_like(
-            *opened, text, limit,
-            lambda count: watch.progress(Progress(f"Reading message {count:,}")),
-        )  # fmt: skip
-    hits = alike.found
-    if alike.unread:
-        log(f"note: {MOST_READ} messages were read; {count(alike.unread, 'older one')} not compared.")
-    if as_json:
-        print_json([session_facts(h.session) | _like(h) for h in hits])
-    elif hits:
-        rows = [(h.session.id, f"{h.similarity:.0%}", h.session.title, excerpt(h.content, [])) for h in hits]
-        table(ALIKE, rows)
-    else:
-        log("no chat is about that.")
-
-
-def _like(hit: Any) -> dict[str, Any]:
-    return {"message_id": hit.message_id, "text": hit.content, "similarity": round(hit.similarity, 4)}
 
 
 @sessions.command("export")
@@ -246,47 +219,59 @@ def import_sessions(files: tuple[Path, ...], as_json: bool) -> None:
 @sessions.command("rename")
 @chat_id
 @click.argument("title")
-def rename_session(session_id: str, title: str) -> None:
+@json_option
+def rename_session(session_id: str, title: str, as_json: bool) -> None:
     """Rename a chat."""
     if not one_line(title):
         raise UsageError("the title is empty; give a title with words.")
-    before, after, _ = _change(session_id, lambda chats, found: chats.set_title(found, title))
-    log(f"Renamed: {after} (before: {before})")
+    before, after = _change(session_id, lambda chats, found: chats.set_title(found, title), as_json)
+    if not as_json:
+        log(f"Renamed: {bare_title(after)} (before: {bare_title(before)})")
 
 
-def _change(session_id: str, change: Callable[[Any, str], None]) -> tuple[str, str, str]:
-    """Change a saved chat. Return its title before and after the change, and its id."""
+def _change(session_id: str, change: Callable[[Any, str], None], as_json: bool) -> tuple[Any, Any]:
+    """Change a saved chat. Return the chat before and after the change. as_json: True to print the changed
+    chat as JSON."""
     chats = _store().chats
     session_id = chats.find(session_id)
-    before = bare_title(chats.get(session_id))
+    before = chats.get(session_id)
     change(chats, session_id)
-    return before, bare_title(chats.get(session_id)), session_id
+    after = chats.get(session_id)
+    if as_json:
+        print_json(session_facts(after))
+    return before, after
 
 
 @sessions.command("pin")
 @chat_id
 @click.option("--off", is_flag=True, help="No longer.")
-def pin_session(session_id: str, off: bool) -> None:
+@json_option
+def pin_session(session_id: str, off: bool, as_json: bool) -> None:
     """Show a chat first in lists."""
-    _, title, found = _change(session_id, lambda chats, id_: chats.pin(id_, not off))
-    if off:
-        log(f"No longer pinned: {title}")
+    _, pinned = _change(session_id, lambda chats, id_: chats.pin(id_, not off), as_json)
+    if as_json:
         return
-    log(f"Pinned: {title}. It stands first in lists.")
-    log(f"`ruvmlx sessions pin {found} --off` takes that back.")
+    if off:
+        log(f"No longer pinned: {bare_title(pinned)}")
+        return
+    log(f"Pinned: {bare_title(pinned)}. It stands first in lists.")
+    log(f"`ruvmlx sessions pin {pinned.id} --off` takes that back.")
 
 
 @sessions.command("folder")
 @chat_id
 @click.argument("name", required=False)
-def put_in_folder(session_id: str, name: str | None) -> None:
+@json_option
+def put_in_folder(session_id: str, name: str | None, as_json: bool) -> None:
     """Put a chat into the folder NAME of lists; without NAME (or with none), out of it."""
     folder = "" if name == "none" else one_line(name or "")
-    _, title, _ = _change(session_id, lambda chats, found: chats.set_folder(found, folder))
-    if not folder:
-        log(f"Moved out of its folder: {title}")
+    _, moved = _change(session_id, lambda chats, found: chats.set_folder(found, folder), as_json)
+    if as_json:
         return
-    log(f"Moved to folder {folder}: {title}")
+    if not folder:
+        log(f"Moved out of its folder: {bare_title(moved)}")
+        return
+    log(f"Moved to folder {folder}: {bare_title(moved)}")
     log(f"`ruvmlx sessions ls --folder {shlex.quote(folder)}` lists the chats of this folder.")
 
 
@@ -308,22 +293,28 @@ def fork_session(session_id: str, as_json: bool) -> None:
 @sessions.command("rm")
 @chat_id
 @click.option("--now", is_flag=True, help="Delete it for good.")
-def remove_session(session_id: str, now: bool) -> None:
+@json_option
+def remove_session(session_id: str, now: bool, as_json: bool) -> None:
     """Delete a chat. You can restore it within a day. What was learned from its ratings stays."""
     from ruvmlx.chats import soft_delete
 
     store = _store()
     session_id = _find_chat(store, session_id, deleted_too=now)
-    title = bare_title(store.chats.get(session_id))
+    chat = store.chats.get(session_id)
     soft_delete.delete_older(store)
     if now:
         gone = soft_delete.delete(store, session_id)
-        log(f"Deleted for good: {title}")
-        _warn_of_readers(store, gone)
     else:
+        gone = True
         store.chats.soft_delete(session_id)
-        log(f"Deleted: {title}")
+    if as_json:
+        print_json(session_facts(chat) | {"for_good": now})
+    elif now:
+        log(f"Deleted for good: {bare_title(chat)}")
+    else:
+        log(f"Deleted: {bare_title(chat)}")
         log(f"You can bring it back within a day: `ruvmlx sessions restore {session_id}`.")
+    _warn_of_readers(store, gone)
 
 
 def _find_chat(store: Any, beginning: str, deleted_too: bool) -> str:

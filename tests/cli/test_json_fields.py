@@ -25,7 +25,7 @@ def paths(value, at="") -> set[str]:
 
 
 @pytest.fixture
-def scenario(tiny_cli, tiny_folder, tmp_path):  # noqa: F811
+def scenario(tiny_cli, tiny_folder, tmp_path, monkeypatch):  # noqa: F811
     """Verb -> its JSON, in a run through chats, ratings and training."""
     text = tmp_path / "text.txt"
     text.write_text("The quick brown fox jumps over the lazy dog. " * 3)
@@ -56,6 +56,7 @@ def scenario(tiny_cli, tiny_folder, tmp_path):  # noqa: F811
         say("rate --better", "rate", "--better", one, "--worse", other)
         say("learn status", "learn", "status")
         say("learn check", "learn", "check", "--max-tokens", "4")
+        say("learn export", "learn", "export")
         say("learn chart", "learn", "chart")
         say("learn kv", "learn", "kv")
         say("learn router", "learn", "router")
@@ -80,6 +81,10 @@ def scenario(tiny_cli, tiny_folder, tmp_path):  # noqa: F811
         say("embed", "embed", "hi")
         say("embed --out", "embed", "hi", "--out", str(tmp_path / "vectors.npy"))
         say("sessions fork", "sessions", "fork", last)
+        say("sessions rename", "sessions", "rename", last, "Travel")
+        say("sessions pin", "sessions", "pin", last)
+        say("sessions folder", "sessions", "folder", last, "Work")
+        say("sessions rm", "sessions", "rm", said["sessions fork"]["id"])
         say("sessions forget", "sessions", "forget", "--all")
         say("log show", "log", "show")
         say("log verify", "log", "verify")
@@ -91,6 +96,12 @@ def scenario(tiny_cli, tiny_folder, tmp_path):  # noqa: F811
         say("perplexity", "perplexity", str(text))
         say("ls", "ls")
         say("models", "models")
+        part = tmp_path / "hub" / "models--owner--tiny" / "blobs" / "1.incomplete"
+        part.parent.mkdir(parents=True)
+        part.write_bytes(bytes(400))
+        with monkeypatch.context() as m:
+            m.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+            say("rm", "rm", "owner/tiny")
         say("show", "show", str(tiny_folder))
         say("show --memory", "show", str(tiny_folder), "--memory")
         say("config show", "config", "show")

@@ -51,6 +51,10 @@ def test_rm_deletes_what_an_interrupted_pull_left(run, tmp_path, monkeypatch):
     part.write_bytes(bytes(4000))
     code, out, _ = run("rm", "owner/tiny")
     assert code == 0 and "4.0 kB are free again" in out and not part.parent.parent.exists()
+    part.parent.mkdir(parents=True)
+    part.write_bytes(bytes(400))
+    code, out, _ = run("rm", "owner/tiny", "--json")
+    assert code == 0 and json.loads(out) == {"name": "owner/tiny", "bytes": 400}
 
 
 def test_other_programs_models(run, tmp_path, monkeypatch):

@@ -92,6 +92,23 @@ def test_sessions_are_renamed_copied_and_deleted(run, chats):
     assert (code, out) == (1, "") and err.count("\n") == 1
 
 
+def test_each_change_prints_the_chat_as_json(run, chats):
+    first = chats[0]
+    for args, wanted in (
+        (("rename", first, "Stripes"), {"title": "Stripes"}),
+        (("pin", first), {"pinned": True}),
+        (("pin", first, "--off"), {"pinned": False}),
+        (("folder", first, "Work"), {"folder": "Work"}),
+        (("folder", first), {"folder": ""}),
+        (("rm", first), {"title": "Stripes", "for_good": False}),
+        (("rm", first, "--now"), {"for_good": True}),
+    ):
+        code, out, err = run("sessions", *args, "--json")
+        said = json.loads(out)
+        assert code == 0 and not err and said["id"] == first and wanted.items() <= said.items()
+    assert len(json.loads(run("sessions", "ls", "--json")[1])) == 1
+
+
 def test_a_title_has_words_and_no_folder_is_called_none(run, chats):
     """As in the chat, the name none takes a chat out of its folder."""
     code, _, err = run("sessions", "rename", chats[0], " ")
