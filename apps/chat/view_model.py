@@ -74,6 +74,7 @@ class Standing:
         this chat."""
         turns = runtime.chats.turns(session)
         ratings = runtime.store.ratings.of_chat(session)
+        ratings |= runtime.learning.ratings_in_use(ratings)
         room = runtime.chats.room(session, turns, max_new_tokens)
         newest, learner = runtime.newest_feedback(), runtime.learner
         given = learner.history.reasons.in_force() if learner else []

@@ -110,17 +110,20 @@ class Conversations:
         return self._store.messages.user_texts()
 
     def turns(self, session_id: str, newest: int | None = None) -> list[Turn]:
-        """Return the system prompt, then the messages of the current branch. newest: the number of messages
-        to return, from the end of the branch; None: all messages."""
+        """Return the system prompt, then the messages of the current branch. A reply has its rating of the
+        adapter in use; a reply that this adapter never rated has its newest rating of another adapter.
+        newest: the number of messages to return, from the end of the branch; None: all messages."""
         messages = self._store.messages
         system = self._store.chats.get(session_id).system
         head = [Turn("system", system)] if system else []
+        rows = messages.newest(session_id, newest) if newest else messages.branch(session_id)
+        rated = self._learning.ratings_in_use(m.reply_id for m in rows if m.reply_id)
         return head + [
             Turn(
-                m.role, m.content, m.reply_id, m.rating, m.finish_reason, m.id, m.branch, m.branches,
-                tool_turns.calls_of_json(m.calls) if m.calls else (),
+                m.role, m.content, m.reply_id, rated.get(m.reply_id or "", m.rating), m.finish_reason, m.id,
+                m.branch, m.branches, tool_turns.calls_of_json(m.calls) if m.calls else (),
             )
-            for m in (messages.newest(session_id, newest) if newest else messages.branch(session_id))
+            for m in rows
         ]  # fmt: skip
 
     def prompt_text(self, session_id: str, max_new_tokens: int = 1, tools: ToolOffer = NO_TOOLS) -> str:

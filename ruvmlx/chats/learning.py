@@ -3,7 +3,7 @@ router, which chooses for each reply whether to use the adapter and examples."""
 
 import contextlib
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -280,6 +280,12 @@ class Learning:
         found = FirstSummary(count, learner.taste.status.sentence, learner.taste.model.guess())
         log.note("summary", facts | {"likes": found.likes, "guess": found.guess})
         return found
+
+    def ratings_in_use(self, reply_ids: Iterable[str]) -> dict[str, str | None]:
+        """Return the ratings that the adapter in use has of these replies (`Ratings.of_adapter`); {} if no
+        adapter is in use."""
+        learner = self.learner
+        return self._store.ratings.of_adapter(learner.history.name, reply_ids) if learner else {}
 
     def forget_words(self) -> None:
         """Drop the questions and the features of replies in memory, and the traces of deleted replies

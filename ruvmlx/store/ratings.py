@@ -6,7 +6,9 @@ rating of the same reply, if it is in force, replaces the earlier rating. Undo a
 After each move of the head, `enforce` decides again which ratings are in force.
 """
 
+import json
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,6 +80,18 @@ class Ratings:
         rows = self._db.rows(
             f"SELECT m.reply_id, {RATING} FROM messages m WHERE m.session_id = ? AND m.reply_id IS NOT NULL",
             session_id,
+        )
+        return {reply_id: rating for reply_id, rating in rows}
+
+    def of_adapter(self, name: str, reply_ids: Iterable[str]) -> dict[str, str | None]:
+        """Return {reply id: rating in force, or None} for those of these replies that have, or had, a rating
+        of an adapter. A copy of an adapter has ratings of its own, so the copy's rating of a reply can be in
+        force after the rating of the first adapter was taken back."""
+        rows = self._db.rows(
+            "SELECT reply_id, iif(in_force, rating, NULL) FROM ratings WHERE adapter = ?"
+            " AND reply_id IN (SELECT value FROM json_each(?)) ORDER BY in_force, id",
+            name,
+            json.dumps([*reply_ids]),
         )
         return {reply_id: rating for reply_id, rating in rows}
 

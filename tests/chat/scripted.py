@@ -119,6 +119,9 @@ class ScriptedRuntime:
         rest = [turn for turn in self.spoken[session_id] if turn.role != "system"]
         self.spoken[session_id] = ([Turn("system", system)] if system else []) + rest
 
+    def ratings_in_use(self, _reply_ids):
+        return {}
+
     def _ratings_of_chat(self, session_id):
         return {turn.reply_id: turn.rating for turn in self.spoken[session_id] if turn.reply_id}
 

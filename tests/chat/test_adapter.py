@@ -8,11 +8,13 @@ from ruvmlx.apps.chat.options import ChatOptions
 from ruvmlx.apps.chat.plain import PlainChat
 from ruvmlx.apps.chat.state import ChatState
 from ruvmlx.apps.chat.steps.models import use_adapter
+from ruvmlx.apps.chat.view_model import Standing
 
 from ruvmlx import settings as config
 from ruvmlx.errors import UsageError
 
 from ..lora.test_residency import with_two_adapters
+from ..sona.feedback import chat_with_reply
 from ..test_runtime import say
 from .helpers import ask, chatting, screen_text, until
 from .scripted import ScriptedRuntime
@@ -45,6 +47,29 @@ def test_the_chosen_adapter_is_that_of_the_next_start(open_tiny, tiny, monkeypat
     assert "next start" not in use_adapter(runtime, attached, "other").words
     assert config.load().adapter == "none"
     runtime.close()
+
+
+def test_a_reply_shows_its_rating_of_the_adapter_in_use(open_tiny):
+    """A copy of the adapter keeps a rating that is taken back afterwards."""
+    with open_tiny() as runtime:
+        chat, _ = chat_with_reply(runtime)
+        reply_id = runtime.chats.turns(chat)[-1].reply_id
+
+        def shown():
+            turn = runtime.chats.turns(chat)[-1]
+            return Standing.of(runtime, chat, 9).ratings[reply_id], turn.rating
+
+        runtime.rate(reply_id, "up")
+        runtime.store.adapters.copy(runtime.model.fingerprint, "default", "other")
+        runtime.undo()
+        assert shown() == (None, None)
+        runtime.learning.use("other")
+        assert shown() == ("up", "up")
+        runtime.rate(reply_id, "down")
+        runtime.learning.use("default")
+        assert shown() == (None, None)
+        runtime.learning.use(None)  # without an adapter, the newest rating of any
+        assert shown() == ("down", "down")
 
 
 async def test_the_app_swaps_and_shows_it():
