@@ -17,6 +17,11 @@ else:  # do not subclass Widget here, because Textual's CSS would take this mixi
     _Base = object
 
 
+# The zero width non-joiner and the zero width joiner. Keyboards for Persian and Hindi and lists of emoji type
+# them. Textual ignores these keys, because the characters are not printable.
+JOINERS = ("\u200c", "\u200d")
+
+
 class OrderedKeys(_Base):
     """A mixin for widgets in which the user types. The widget runs the binding of a key before the widget
     handles the next key. Put the mixin before the widget in the list of base classes."""
@@ -24,10 +29,20 @@ class OrderedKeys(_Base):
     async def _on_key(self, event: Key) -> None:
         """Run the key's binding now, of this widget or of its parents. Textual calls the method of each base
         class, so this one does not call the next."""
-        if not event.is_printable and await self.app._check_bindings(event.key):
-            event.stop()
-            event.prevent_default()
+        if event.character in JOINERS:
+            self.insert_joiner(event.character)
+        elif event.is_printable or not await self.app._check_bindings(event.key):
+            return
+        event.stop()
+        event.prevent_default()
+
+    def insert_joiner(self, joiner: str) -> None:
+        """Insert a typed joiner at the cursor, in place of the selected text."""
+        raise NotImplementedError
 
 
 class OrderedInput(OrderedKeys, Input):
     """A field of one line, whose keys keep their order."""
+
+    def insert_joiner(self, joiner: str) -> None:
+        self.replace(joiner, *sorted(self.selection))

@@ -5,6 +5,7 @@ import time
 import pytest
 from ruvmlx.apps.chat.ordered_keys import OrderedInput
 from textual import events
+from textual._xterm_parser import XTermParser
 
 from .helpers import ask, chatting, until
 from .scripted import ScriptedRuntime
@@ -36,6 +37,29 @@ async def test_a_key_acts_before_the_letters_that_follow(keys, text):
         await until(pilot, lambda: not app.message_queue_size and not app.chat.prompt.message_queue_size)
         await pilot.pause(0.1)
         assert app.chat.prompt.text == text
+
+
+JOINED = "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645 \U0001f469\u200d\U0001f4bb"
+
+
+def send_typed(app, text):
+    """Send the keys that Textual reads from the bytes of a terminal."""
+    for event in XTermParser().feed(text):
+        app.post_message(event)
+
+
+async def test_typed_joiners_reach_the_message_and_the_lists():
+    """Persian words and many emoji have characters without a width: U+200C and U+200D."""
+    async with chatting(ScriptedRuntime()) as (app, pilot):
+        send_typed(app, JOINED)
+        await until(pilot, lambda: "\U0001f4bb" in app.chat.prompt.text)
+        assert app.chat.prompt.text == JOINED
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: app.screen.query(OrderedInput) and app.screen.focused)
+        field = app.screen.query_one(OrderedInput)
+        send_typed(app, JOINED)
+        await until(pilot, lambda: "\U0001f4bb" in field.value)
+        assert field.value == JOINED
 
 
 @pytest.mark.parametrize("key", ["ctrl+o", "f3"])
