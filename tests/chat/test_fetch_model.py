@@ -1,9 +1,11 @@
 """One key fetches a better model while the chat goes on, from a stand-in for the hub; one more switches."""
 
+import threading
 from dataclasses import replace
 
 import pytest
 from ruvmlx.apps.chat.app import ChatApp
+from ruvmlx.apps.chat.messages import Notice, UserMessage
 from ruvmlx.apps.chat.options import ChatOptions
 
 from ruvmlx import settings
@@ -75,6 +77,21 @@ async def test_one_key_fetches_and_one_more_switches(starter, served, offered_ro
         assert app.chat.state.session == session
         app.host.close_now()
     assert settings.load().model == NAME
+
+
+async def test_the_offer_does_not_part_a_question_from_its_place(starter, offered_row, monkeypatch):
+    """The search for a better model ends after the first reply: its line stands above the question."""
+    released, best = threading.Event(), proposals.best_proposal
+    monkeypatch.setattr(proposals, "best_proposal", lambda facts: released.wait(60) and best(facts))
+    app = chat(starter)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_until_open(app, pilot)
+        await ask(app, pilot, "Hello there")
+        released.set()
+        await until(pilot, lambda: any("fetches a good one" in said for said in notices(app)))
+        kinds = [type(child) for child in app.chat.transcript.children]
+        assert kinds.index(Notice) < kinds.index(UserMessage)
+        app.host.close_now()
 
 
 async def test_nothing_is_offered_offline_or_beside_another_model(starter, served, offered_row, monkeypatch):  # noqa: F811

@@ -61,10 +61,17 @@ class FetchActions:
         has more parameters than the models on this machine."""
         if isinstance(self._chat.host, Guest) or offline() or model.path != starter_path():
             return
+        transcript = self._chat.transcript
+        last = next(reversed(transcript.children), None)
         self._offer = await asyncio.to_thread(proposals.best_proposal, Facts.of(model))
         if self._offer is not None and self._chat.phase != "closing":
-            # `mount` keeps the welcome text on the screen. `Transcript.add` would remove the welcome text.
-            await self._chat.transcript.mount(Notice(self._words(self._offer)))
+            # Messages that the user has sent meanwhile stay below the notice. `mount` keeps the welcome text
+            # on the screen. `Transcript.add` would remove the welcome text.
+            notice = Notice(self._words(self._offer))
+            if last in transcript.children:
+                await transcript.mount(notice, after=last)
+            else:
+                await transcript.mount(notice, before=0 if transcript.children else None)
 
     def _words(self, offer: proposals.ModelOffer) -> str:
         facts = f"{size(offer.size)}, about {offer.tps_expected:.0f} tokens a second, {offer.licence}"
