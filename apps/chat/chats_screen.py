@@ -3,6 +3,7 @@ messages, and Enter opens a chat."""
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import ClassVar
 
 from rich.cells import cell_len, set_cell_size
@@ -125,14 +126,16 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
             options.add_options(Option(self._row(entry)) for entry in self._entries[place + FIRST_ROWS :])
 
     def _row(self, entry: chat_files.ChatEntry) -> Content:
-        """Return the row of a chat, cut to the list's width. The title is at the left; the number of messages
-        and the date are at the right edge. If a search found the chat, a second line has the excerpt."""
+        """Return the row of a chat, cut to the list's width. The title is at the left, and a folder's name
+        before it takes at most half of the room; the number of messages and the date are at the right edge.
+        If a search found the chat, a second line has the excerpt."""
         is_open = entry.id == self._chat.state.session
         mark = f"{'●' if is_open else ' '}{'★' if entry.is_pinned else ' '} "
         facts = f"{entry.turns:>6} · {entry.when:>6}"
         room = max(10, self.options.size.width - cell_len(mark + facts) - 2)
-        title = entry.name if cell_len(entry.name) <= room else set_cell_size(entry.name, room - 1) + "…"
-        row = Content.assemble((mark, "$accent"), set_cell_size(title, room), (facts, "$secondary"))
+        short = replace(entry, folder=_cut(entry.folder, room // 2))
+        title = set_cell_size(_cut(short.name, room), room)
+        row = Content.assemble((mark, "$accent"), title, (facts, "$secondary"))
         return Content.assemble(row, (f"\n    {entry.said}", "$secondary")) if entry.said else row
 
     def on_resize(self) -> None:
@@ -243,3 +246,8 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
 
     def _say(self, text: str) -> None:
         self.query_one("#hints", Static).update(Content(text))
+
+
+def _cut(text: str, room: int) -> str:
+    """Return the text, cut to `room` cells."""
+    return text if cell_len(text) <= room else set_cell_size(text, room - 1) + "…"

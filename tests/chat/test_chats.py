@@ -321,6 +321,15 @@ async def test_folders_stand_together_the_one_used_last_first(chatting, three): 
         await until(pilot, lambda: rows(app) == ["Tell me of lions", "Tell me of pelicans"])
 
 
+async def test_a_long_folder_leaves_room_for_the_title(chatting, three, open_tiny):  # noqa: F811
+    with open_tiny() as runtime:
+        runtime.store.chats.set_folder(three[0], "recipes and all that can be cooked on a rainy day at home")
+    async with chatting() as (app, pilot):
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: rows(app) and "Tell me of lions" in screen_text(app))
+        assert "recipes and" in screen_text(app) and "… › Tell me of lions" in screen_text(app)
+
+
 def test_plain_mode_takes_a_chat_out_of_its_folder(open_tiny, three):
     with open_tiny() as runtime:
         said = run_plain(runtime, "/open 1", "/folder A\tB", "/chats", "/folder none", "/chats", "/folder")[1]
