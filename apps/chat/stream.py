@@ -64,4 +64,4 @@ async def _show(reply: ReplyMessage, newest: Chunk, text: str) -> None:
     elif newest.generated:
         reply.progress = ""
     elif newest.prefilled:
-        reply.progress = f"reading {newest.prefilled} of {count(newest.prompt_tokens, 'token')}"
+        reply.progress = f"reading {newest.prefilled:,} of {count(newest.prompt_tokens, 'token')}"

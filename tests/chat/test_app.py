@@ -2,14 +2,18 @@
 
 import random
 import threading
+from types import SimpleNamespace
 
 import pytest
+from ruvmlx.apps.chat import stream
 from ruvmlx.apps.chat.app import ChatApp
 from ruvmlx.apps.chat.messages import Notice, UserMessage
 from ruvmlx.apps.chat.options import ChatOptions
 from ruvmlx.apps.chat.welcome import Welcome
 from textual.events import Paste
 from textual.filter import Monochrome
+
+from ruvmlx.engine.types import Chunk
 
 from .helpers import SMALL, WIDE, ask, chatting, lines_of, screen_text, until
 from .scripted import ScriptedRuntime
@@ -153,6 +157,12 @@ async def test_progress_of_the_prompt_disappears_at_the_first_token():
         assert "reading" not in screen_text(app)
         runtime.released.release()
         await until(pilot, lambda: app.phase == "idle")
+
+
+async def test_the_progress_of_a_long_prompt_has_readable_numbers():
+    reply = SimpleNamespace(text="", progress="")
+    await stream._show(reply, Chunk("", prefilled=1235, prompt_tokens=1719), "")
+    assert reply.progress == "reading 1,235 of 1,719 tokens"
 
 
 HOSTILE = [
