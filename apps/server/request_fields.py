@@ -70,6 +70,9 @@ _ANTHROPIC_HINTS = {
     "betas": Unused(list[str], "What a beta adds has fields of its own."),
     "speed": Unused(Literal["standard", "fast"], "There is one speed."),
     "metadata": Unused(dict[str, Any], _NOT_KEPT),
+    "billing_policy": Unused(Any, "Nothing is billed."),
+    "user_profile_id": Unused(str, _NOT_KEPT),
+    "workspace_id": Unused(str, _NOT_KEPT),
 }
 _FUNCTION_HINTS = {
     "allowed_callers": Unused(list[Literal["direct"]], "Only the model calls tools."),
@@ -80,11 +83,8 @@ _MESSAGES_HINTS = {
     "service_tier": Unused(Literal["auto", "standard_only"], _ONE_TIER),
     "inference_geo": Unused(str, "The model runs on this machine."),
     "diagnostics": Unused(Any, _NOT_KEPT),
-    "billing_policy": Unused(Any, "Nothing is billed."),
     "fallbacks": Unused(Any, "There is one model."),
     "fallback_credit_token": Unused(str, "Nothing is billed."),
-    "user_profile_id": Unused(str, _NOT_KEPT),
-    "workspace_id": Unused(str, _NOT_KEPT),
 }
 # Some models of OpenAI's Python client have these fields besides those of the answer. If a program sends an
 # earlier reply back, the client sends the fields, too.
@@ -185,7 +185,8 @@ UNUSED: dict[type, dict[str, Unused]] = {
         "t_max_predict_ms": Unused(int, "n_predict is the limit."),
         "t_max_prompt_ms": Unused(int, "n_predict is the limit."),
     },
-    CountBody: _ANTHROPIC_HINTS,
+    # As in Anthropic's server, a count is that of the conversation before the compaction.
+    CountBody: {**_ANTHROPIC_HINTS, "compaction": Unused(Any, "All messages count.")},
     MessagesBody: {**_ANTHROPIC_HINTS, **_MESSAGES_HINTS},
 }
 

@@ -174,6 +174,7 @@ def test_every_field_of_the_clients_types_is_somewhere():
         EmbeddingBody: openai.embedding_create_params.EmbeddingCreateParams,
         ResponsesBody: responses.response_create_params.ResponseCreateParamsBase,
         MessagesBody: beta.message_create_params.MessageCreateParamsBase,
+        CountBody: beta.message_count_tokens_params.MessageCountTokensParams,
     }
     missing = {
         f"{PATHS[kind]} {name}" for kind, fields in sent.items() for name in fields.__annotations__
