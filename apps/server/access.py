@@ -93,7 +93,7 @@ class Access:
             return []
         return [
             ("access-control-allow-origin", origin),
-            ("access-control-expose-headers", "retry-after, x-request-id, x-ruvmlx-ignored"),
+            ("access-control-expose-headers", "retry-after, x-request-id, request-id, x-ruvmlx-ignored"),
             ("vary", "origin"),
         ]
 

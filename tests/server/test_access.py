@@ -57,6 +57,9 @@ def test_the_origin_header(serve, one, origin, allowed):
         assert answer.status == 200 and answer.headers["access-control-allow-origin"] == origin
         assert asked.status == 204 and "POST" in asked.headers["access-control-allow-methods"]
         assert "authorization" in asked.headers["access-control-allow-headers"]
+        # A page reads both names of the id: OpenAI's client the first one, Anthropic's client the second one.
+        readable = answer.headers["access-control-expose-headers"].split(", ")
+        assert {"x-request-id", "request-id"} <= {*readable} and answer.headers["request-id"]
         assert answer.headers["vary"] == asked.headers["vary"] == "origin"
     else:
         assert answer.status == asked.status == 403
