@@ -170,7 +170,10 @@ class UserTaste:
         force, the oldest first. A rating is left out if its reply has no features."""
         labels = self._history.labels()
         self._load_features(reply_id for reply_id, *_ in labels)
-        known = [(reply_id, version, self._known(reply_id), rating) for reply_id, rating, version in labels]
+        known = [
+            (reply_id, version, self._features_in_memory(reply_id), rating)
+            for reply_id, rating, version in labels
+        ]
         unshown = self._measured_unshown()
         return [
             (id_, version, RatedFeatures(f, rating, unshown.get(id_)))
@@ -190,7 +193,7 @@ class UserTaste:
         self._load_features(id_ for pair in pairs for id_ in (pair.better, pair.worse))
         found: list[tuple[int, Given]] = []
         for pair in pairs:
-            better, worse = self._known(pair.better), self._known(pair.worse)
+            better, worse = self._features_in_memory(pair.better), self._features_in_memory(pair.worse)
             if better is not None and worse is not None:
                 found.append((pair.version, PreferredFeatures(better, worse, pair.strength)))
         return found
@@ -201,7 +204,7 @@ class UserTaste:
         stated = [
             (version, asked_for(features, reason))
             for reply_id, reason, version in self._history.reasons.in_force()
-            if reply_id not in without and (features := self._known(reply_id)) is not None
+            if reply_id not in without and (features := self._features_in_memory(reply_id)) is not None
         ]
         return [(version, one) for version, one in stated if one is not None]
 
@@ -221,7 +224,7 @@ class UserTaste:
                 features = _features_of(row)
                 self._features[row.id] = features.to_bytes() if features is not None else b""
 
-    def _known(self, reply_id: str) -> ReplyFeatures | None:
+    def _features_in_memory(self, reply_id: str) -> ReplyFeatures | None:
         """Return the features of a reply that `_load_features` has loaded; None if its text was deleted."""
         return ReplyFeatures.from_bytes(self._features.get(reply_id))
 
