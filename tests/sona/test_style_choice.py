@@ -33,14 +33,14 @@ def replies(count, seed=0):
     return [(features_of("How do I cook?", text, True), len(text)) for text in texts]
 
 
-def stars(length, likes_long):
-    few = int(np.clip(1 + length // 110, 1, 5))
-    return str(few if likes_long else 6 - few)
+def stars(length):
+    """Of someone who likes short replies."""
+    return str(int(np.clip(5 - length // 110, 1, 5)))
 
 
-def rated_replies(count, seed=0, shuffled=False, likes_long=True):
+def rated_replies(count, seed=0, shuffled=False):
     found = replies(count, seed)
-    given = [stars(length, likes_long) for _, length in found]
+    given = [stars(length) for _, length in found]
     if shuffled:
         np.random.default_rng(seed).shuffle(given)
     return [RatedFeatures(features, one) for (features, _), one in zip(found, given, strict=True)]
@@ -48,15 +48,7 @@ def rated_replies(count, seed=0, shuffled=False, likes_long=True):
 
 def test_a_clear_taste_points_to_its_measure_with_confidence(basis):
     choice = StyleChoice.of(TasteModel.fit(rated_replies(30)), basis)
-    assert choice.coefficients[LENGTH] > 0 and choice.confidence > 0.5
-
-
-def test_the_push_on_ends_alone_makes_replies_shorter(basis):
-    """The style leaves the length out, so it does not take the KL of this push."""
-    taste = TasteModel.fit(rated_replies(30, likes_long=False))
-    mean, choice = taste.token_weights().mean[:M], StyleChoice.of(taste, basis)
-    assert mean[LENGTH] < -0.1 and choice.coefficients[LENGTH] == 0
-    np.testing.assert_array_equal(np.delete(choice.coefficients, LENGTH), np.delete(mean, LENGTH))
+    assert choice.coefficients[LENGTH] < 0 and choice.confidence > 0.5
 
 
 def test_confidence_grows_with_ratings(basis):
@@ -84,23 +76,18 @@ def test_a_direction_that_moves_the_wrong_way_gives_no_confidence(basis):
 
 
 def test_a_style_does_not_make_replies_less_complete(basis):
-    """In this basis, the direction of a measure that the user likes makes fewer replies end. The direction of
-    complete replies makes up for this, unless the user likes long replies."""
+    """The direction of shorter replies is said to end fewer of them. The direction of complete replies makes
+    up for this, unless the user likes long replies."""
     complete = next(k for k, m in enumerate(MEASURES) if m.more == "complete replies")
     response = basis.response.copy()
-    taste = TasteModel.fit(rated_replies(30, likes_long=False))
-    liked = taste.token_weights().mean[:M]
-    liked[[LENGTH, complete]] = 0.0
-    strongest = int(np.argmax(abs(liked)))
-    response[complete, strongest] = -0.6 * np.sign(liked[strongest])
+    response[complete, LENGTH] = 0.6  # so a wish for shorter replies lowers this measure
+    taste = TasteModel.fit(rated_replies(30))
     crossed = StyleBasis(basis.lora_a, basis.directions, basis.information, response, basis.layers)
-    weights = taste.token_weights().mean[:M]
-    weights[LENGTH] = 0.0
-    before = response @ weights
+    before = response @ taste.token_weights().mean[:M]
     after = response @ StyleChoice.of(taste, crossed).coefficients
     assert before[complete] < -0.01 and after[complete] == pytest.approx(0, abs=1e-9)
     np.testing.assert_allclose(np.delete(after, complete), np.delete(before, complete))
-    longer = TasteModel.fit(rated_replies(30))
+    longer = TasteModel.fit([RatedFeatures(r.features, str(6 - int(r.rating))) for r in rated_replies(30)])
     np.testing.assert_array_equal(
         StyleChoice.of(longer, crossed).coefficients, longer.token_weights().mean[:M]
     )

@@ -47,18 +47,10 @@ class StyleChoice:
     def of(cls, taste: TasteModel, basis: StyleBasis) -> "StyleChoice":
         weights = taste.token_weights()
         mean, covariance = weights.mean[:M], weights.covariance[:M, :M]
-        chosen = mean if mean[_LENGTH] > 0 else _with_ends(_without_length(mean), basis.response)
+        chosen = mean if mean[_LENGTH] > 0 else _with_ends(mean, basis.response)
         rise = basis.response @ chosen
         gain, doubt = float(mean @ rise), DOUBT * float(np.sqrt(max(0.0, rise @ covariance @ rise)))
         return cls(chosen, max(0.0, 1 - doubt / gain) if gain > 0 else 0.0)
-
-
-def _without_length(coefficients: np.ndarray) -> np.ndarray:
-    """Return the coefficients [M] without the length. The push on end-of-reply tokens (taste_push.py) makes
-    replies shorter, and for the same KL it does more than a direction in the layers below."""
-    changed = coefficients.copy()
-    changed[_LENGTH] = 0.0
-    return changed
 
 
 def _with_ends(coefficients: np.ndarray, response: np.ndarray) -> np.ndarray:
