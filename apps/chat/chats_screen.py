@@ -126,9 +126,9 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
             options.add_options(Option(self._row(entry)) for entry in self._entries[place + FIRST_ROWS :])
 
     def _row(self, entry: chat_files.ChatEntry) -> Content:
-        """Return the row of a chat, cut to the list's width. The title is at the left, and a folder's name
-        before it takes at most half of the room; the number of messages and the date are at the right edge.
-        If a search found the chat, a second line has the excerpt."""
+        """Return the row of a chat, cut to the list's width. The left side has the folder's name and the
+        title. The folder's name takes at most half of this side. The right edge has the number of messages
+        and the date. If a search found the chat, a second line has the excerpt."""
         is_open = entry.id == self._chat.state.session
         mark = f"{'●' if is_open else ' '}{'★' if entry.is_pinned else ' '} "
         facts = f"{entry.turns:>6} · {entry.when:>6}"

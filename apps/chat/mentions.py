@@ -25,7 +25,8 @@ from ruvmlx.text import count, one_line, sanitize
 from .pdf_text import pdf_text
 from .user_files import UserFiles
 
-# A backslash before a space belongs to the name: a terminal writes it into the name of a dropped file.
+# A space after a backslash does not end the name. A terminal writes this backslash into the name of a dropped
+# file.
 _MENTION = re.compile(r'(?<!\S)@(?:"(?P<quoted>[^"\n]+)"|(?P<plain>(?!")(?:\\[ \t]|\S)+))')
 # the maximum size of a mentioned file in bytes; a larger text does not fit into the context of usual models;
 # the command `generate` has the same limit

@@ -41,8 +41,9 @@ PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 
 
 class ThreadErrorDetails(Struct):
-    """The details of the error for a request with the field `thread`. Anthropic's client reads them, and then
-    does without threads. unsupported: the features that the server does not support."""
+    """The details of the error for a request with the field `thread`. Anthropic's client reads the details,
+    and then sends its requests without `thread`. unsupported: the features that the server does not
+    support."""
 
     error_code: Literal["thread_unsupported_request"]
     unsupported: list[Literal["thread"]]

@@ -86,8 +86,8 @@ _MESSAGES_HINTS = {
     "fallbacks": Unused(Any, "There is one model."),
     "fallback_credit_token": Unused(str, "Nothing is billed."),
 }
-# Some models of OpenAI's Python client have these fields besides those of the answer. If a program sends an
-# earlier reply back, the client sends the fields, too.
+# Some classes of OpenAI's Python client add these fields to the server's answer. If a program sends an
+# earlier reply back, the client also sends these fields.
 _PARSED = Unused(Any, "The text has it.")
 _MARKS = Unused(dict[str, Any], _CACHES)
 _Included = Literal[
@@ -185,7 +185,7 @@ UNUSED: dict[type, dict[str, Unused]] = {
         "t_max_predict_ms": Unused(int, "n_predict is the limit."),
         "t_max_prompt_ms": Unused(int, "n_predict is the limit."),
     },
-    # As in Anthropic's server, a count is that of the conversation before the compaction.
+    # Anthropic's server counts the tokens before the compaction. This server does the same.
     CountBody: {**_ANTHROPIC_HINTS, "compaction": Unused(Any, "All messages count.")},
     MessagesBody: {**_ANTHROPIC_HINTS, **_MESSAGES_HINTS},
 }

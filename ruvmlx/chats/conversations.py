@@ -110,9 +110,12 @@ class Conversations:
         return self._store.messages.user_texts()
 
     def turns(self, session_id: str, newest: int | None = None) -> list[Turn]:
-        """Return the system prompt, then the messages of the current branch. A reply has its rating of the
-        adapter in use; a reply that this adapter never rated has its newest rating of another adapter.
-        newest: the number of messages to return, from the end of the branch; None: all messages."""
+        """Return the system prompt, then the messages of the current branch. Each reply has the rating that
+        the user gave for the adapter in use. If the user never rated the reply for this adapter, the reply
+        has its newest rating for another adapter.
+
+        newest: the number of messages to return, from the end of the branch; None: all messages
+        """
         messages = self._store.messages
         system = self._store.chats.get(session_id).system
         head = [Turn("system", system)] if system else []

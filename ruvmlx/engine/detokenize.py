@@ -78,9 +78,9 @@ class StopStrings:
 
     @property
     def shown_count(self) -> int | None:
-        """The number of calls of `add` whose text begins in the returned text; None: all calls. Before the
-        stream ends, the newest calls do not count if they had no text, because a stop string can begin there:
-        such calls can have had the first bytes of a character."""
+        """The number of calls of `add` whose text begins in the text returned so far; None: all calls. Before
+        the stream ends, the newest calls without text do not count. Such a call can have the first bytes of a
+        character, and a stop string can begin with this character."""
         return bisect_left(self._starts, self._shown) if self._stops and not self._has_ended else None
 
     def flush(self) -> str:

@@ -266,9 +266,12 @@ class RatingIndex:
         return self._unit(self._store.replies.query(reply_id)) if known is None else known
 
     def add_ratings(self, ratings: Sequence[LearningSignal], version: int) -> None:
-        """Add committed ratings to the bank. version: the adapter version that the ratings made; the bank
-        must already have all ratings of the version before. Without any rating, the next `sync` compares the
-        bank with the store."""
+        """Add committed ratings to the bank. If `ratings` is empty, the next `sync` compares the bank with
+        the store.
+
+        version: the adapter version that the ratings made. The bank must already have all ratings of the
+            version before.
+        """
         for rating in ratings:
             self.bank.put(rating.reply_id, rating.label, rating.query)
             self._version = version, self._history.failures

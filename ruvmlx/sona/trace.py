@@ -56,7 +56,8 @@ class LayerGradient:
 
     frame: the checksum of the LayerLoRA's lora_a
     values: [n], the gradient, summed over the reply's tokens (of a very long reply, over a part of them)
-    tokens: the number of the reply's tokens in this sum; of two compared replies, a weighted sum
+    tokens: the number of the reply's tokens in this sum. For two compared replies, the number is the sum of
+        abs(weight) * tokens of both replies.
     """
 
     frame: int

@@ -63,7 +63,7 @@ class UserTaste:
         self._without_question: set[str] = (
             set()
         )  # ids of rated replies without unshown replies, because the question was deleted or is too long
-        # ((adapter version, `AdapterHistory.failures`) of the fit, the model)
+        # ((adapter version, `AdapterHistory.failures`) at the time of the fit, the fitted model)
         self._fitted: tuple[tuple[int, int], TasteModel] | None = None
         self._status: TasteStatus | None = None  # the status of the fitted model; None before it is computed
 

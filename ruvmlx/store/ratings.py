@@ -52,7 +52,7 @@ class RatedReply:
     reward: float | None = None
 
 
-# from the rows of `ratings` t: the ratings that teach; a rating for wrong facts does not
+# a condition on the rows of `ratings` t: the rating teaches; a bad rating for wrong facts does not teach
 TEACHES = (
     f"NOT (t.rating IN {BAD} AND (t.note = '{FACTS}' OR substr(t.note, 1, {len(FACTS) + 1}) = '{FACTS}:'))"
 )
@@ -84,9 +84,10 @@ class Ratings:
         return {reply_id: rating for reply_id, rating in rows}
 
     def of_adapter(self, name: str, reply_ids: Iterable[str]) -> dict[str, str | None]:
-        """Return {reply id: rating in force, or None} for those of these replies that have, or had, a rating
-        of an adapter. A copy of an adapter has ratings of its own, so the copy's rating of a reply can be in
-        force after the rating of the first adapter was taken back."""
+        """Return {reply id: rating} of one adapter. Replies that never had a rating for this adapter are left
+        out. The rating is None if no rating of the reply is in force. A copy of an adapter has its own
+        ratings. So the copy can keep a rating after the user takes back the same rating of the original
+        adapter."""
         rows = self._db.rows(
             "SELECT reply_id, iif(in_force, rating, NULL) FROM ratings WHERE adapter = ?"
             " AND reply_id IN (SELECT value FROM json_each(?)) ORDER BY in_force, id",

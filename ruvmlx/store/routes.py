@@ -168,7 +168,8 @@ class ModelChoiceRow:
 
 @dataclass(frozen=True)
 class RatedModelChoice:
-    """A choice of the model selector whose reply has a rating in force that teaches (`TEACHES`)."""
+    """A choice of the model selector. The reply of this choice has a rating in force, and the rating teaches
+    (`TEACHES`)."""
 
     reply_id: str
     arm: str

@@ -1,6 +1,7 @@
-"""This module stores the measures of unshown replies (sona/unshown.py). One row of the table `measurements`
-has the measures of all replies of a model. They are deleted with the rated reply, because they depend on the
-words of its question."""
+"""This module stores the measures of unshown replies (sona/unshown.py). Each model has one row in the table
+`measurements`. The row has the measures of all its unshown replies. The deletion of a rated reply also
+deletes the measures of the unshown replies to its question, because these measures depend on the words of the
+question."""
 
 import io
 import json
@@ -32,8 +33,8 @@ class UnshownMeasures:
             return {}
 
     def put(self, fingerprint: str, found: Mapping[str, np.ndarray]) -> None:
-        """Replace the measures of a model in one transaction. The measures of replies that have no tokens are
-        left out: another process can have deleted these replies."""
+        """Replace the measures of a model in one transaction. Leave out the measures of rated replies without
+        tokens. Another process can have deleted these replies."""
         with self._db.transaction():
             rows = self._db.rows(
                 "SELECT id FROM replies WHERE id IN (SELECT value FROM json_each(?))"

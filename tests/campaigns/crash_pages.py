@@ -22,8 +22,9 @@ def write_pages(opener: Opener = open_runtime) -> None:
 
 
 def read_pages(opener: Opener = open_runtime) -> list[str]:
-    """Let the model write the replies with the page store after the crash. Return a line for each reply that
-    differs from the replies with the same number of cached tokens in memory, without a page store."""
+    """After the crash, let the model write the replies with the page store. Compare each reply with the two
+    replies that `replies_from_memory` gives for the same cached tokens. Return a line for each reply that
+    differs from both."""
     faults = []
     for prompt, cached, found in zip(PROMPTS, *write_replies(KEPT, opener), strict=True):
         wanted = replies_from_memory(prompt, cached, opener)
@@ -49,8 +50,9 @@ def replies_from_memory(prompt: str, cached: int, opener: Opener = open_runtime)
     """Return the two replies that can follow if the KV cache in memory has `cached` tokens of the prompt.
 
     The older pages of a long cache have fewer bits. So a reply depends a little on what the cache had after
-    these tokens. Before the first reply the cache has these tokens alone, before the second one it has
-    other tokens after them, as many as the whole prompt and its reply have.
+    these tokens. For the first reply, the cache starts with only these tokens. For the second reply, the
+    cache starts with these tokens and other tokens after them. Together they are as many as the tokens of the
+    whole prompt and its reply.
     """
     replies = []
     for is_long in (False, True):

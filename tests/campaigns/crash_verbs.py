@@ -37,8 +37,8 @@ class Verb:
     has_promises: threads decide the order of its commits, so that a state between the first and the last has
         no name; the state keeps what was told (crash_promises.py)
     has_threads: threads decide the order of its calls, so that a later kill may find an earlier state
-    caches: how the names of files and tables begin that the program makes again; a verb may end well
-        without them
+    caches: how the names begin of files and tables that the program can make again. A verb can end well
+        without these files and tables.
     late: exit codes that are right, besides the usual one, with a clock that has jumped
     has_report: what is wrong stands in the verb's report on standard output
     """
@@ -377,7 +377,8 @@ WRITES = [
          states=("before", "a policy", "both", "after"), is_slow=True),
     verb("learn router --train", base="routed", is_slow=True),
     Verb("serve", call=serve_a_client, is_slow=True, has_promises=True),
-    # A trace is written after its reply. If the disk has no room for it, a rating computes it again.
+    # The program stores a reply first, and its trace second. If the disk has no room for the trace, a later
+    # rating computes the trace again.
     Verb("page store", call=page_store, then=read_page_store, has_threads=True, caches=("table traces",),
          states=("before", "a reply", "its trace", "two replies", "and a trace", "after")),
     Verb("pull", call=pull, base="empty"),

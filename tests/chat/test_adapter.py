@@ -50,7 +50,7 @@ def test_the_chosen_adapter_is_that_of_the_next_start(open_tiny, tiny, monkeypat
 
 
 def test_a_reply_shows_its_rating_of_the_adapter_in_use(open_tiny):
-    """A copy of the adapter keeps a rating that is taken back afterwards."""
+    """If the user takes a rating back after the copy of the adapter, the copy keeps the rating."""
     with open_tiny() as runtime:
         chat, _ = chat_with_reply(runtime)
         reply_id = runtime.chats.turns(chat)[-1].reply_id

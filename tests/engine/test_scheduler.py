@@ -388,7 +388,7 @@ def test_chunks_carry_the_logprobs_of_their_tokens(engine):
 
 
 def test_no_chunk_has_a_logprob_of_the_stop_string(engine, tiny, monkeypatch):
-    """The stop string begins in the middle of two tokens: the first of them has no text of its own."""
+    """The first character of the first stop string has two tokens. The first token alone gives no text."""
     asked = request(max_new_tokens=4, sampling=Sampling(1.0, seed=3), logprobs=1)
     parts = dict(zip(engine.generate(asked).token_ids, (b"a", b"\xc3", b"\xa9", b"b"), strict=True))
     assert len(parts) == 4

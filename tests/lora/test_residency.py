@@ -149,7 +149,7 @@ def test_a_switch_that_fails_leaves_the_adapter_in_use(open_tiny, tiny):
 
 
 def test_the_adapter_in_use_is_saved_although_it_was_evicted(open_tiny, tiny):
-    """The adapter in use goes on, so the memory has traces that the store does not have."""
+    """The adapter in use works on after its eviction, so the memory has traces that the store lacks."""
     with with_two_adapters(open_tiny, tiny) as runtime:
         runtime.learning.residency.budget = 1
         assert runtime.learning.of("other") is not None

@@ -13,7 +13,7 @@ COMMIT = "c" * 40
 
 
 class HubServer(ThreadingHTTPServer):
-    """The base class writes a traceback to stderr if a client leaves, as `pull` does if the disk is full."""
+    """This server writes no traceback if a client closes the connection, as `pull` does on a full disk."""
 
     def handle_error(self, request, client_address):
         if not isinstance(sys.exception(), ConnectionError):

@@ -101,7 +101,7 @@ def test_a_child_that_waits_is_ended_by_the_clock(child, monkeypatch):
 
 @pytest.mark.parametrize("used", [MEMORY, MEMORY + 1], ids=["within the limit", "above it"])
 def test_a_child_above_the_memory_limit_is_ended_on_macos(child, monkeypatch, used):
-    """Without a new process for each check: the checks come ten times a second."""
+    """A check starts no new process, because the parent checks ten times a second."""
     pid = ask(child, "pid")
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(memory, "darwin_footprint", lambda process: used if process == pid else 0)

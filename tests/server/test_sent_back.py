@@ -10,7 +10,7 @@ HI = [{"role": "user", "content": "hello"}]
 
 
 class Time(pydantic.BaseModel):
-    """Both the answer and the arguments of the tool."""
+    """This class is the format of the answer, and of the arguments of the tool."""
 
     utc: bool
 
@@ -25,7 +25,7 @@ def client(roomy):
 
 
 def in_both_forms(items):
-    """The objects themselves, and as dictionaries."""
+    """Return the items as objects, and also as dictionaries."""
     return [*items], [item.model_dump(warnings=False) for item in items]
 
 

@@ -110,7 +110,7 @@ def test_a_wrong_rating_is_refused_at_once(open_tiny):
 
 @pytest.mark.parametrize("rated", [False, True])
 def test_a_rating_of_a_deleted_reply_does_not_stop_the_others(open_tiny, rated):
-    """A deleted reply with an earlier rating keeps its row in the store, and one without has none."""
+    """A deleted reply keeps its row in the store only if the reply has an earlier rating."""
     with open_tiny() as runtime:
         ids = [reply(runtime, seed=i) for i in range(len(RATINGS))]
         if rated:

@@ -113,7 +113,7 @@ def test_a_rating_that_is_taken_back_leaves_no_trace(store):
 
 
 def test_wrong_facts_teach_the_selector_nothing(store):
-    """A good rating whose note has these words teaches: the words are no reason there."""
+    """The note "wrong facts" is a reason only with a bad rating, so a good rating with it still teaches."""
     selector = ModelSelector(store, [SMALL, LARGE])
     choice = selector_module.ModelChoice(SMALL, 0.5, "", question(), {})
     before = state(selector)

@@ -78,7 +78,7 @@ def test_a_rating_leaves_a_signal(open_tiny):
 
 
 def test_a_rating_and_its_signal_are_stored_together(open_tiny, monkeypatch):
-    """A crash or a full disk between the two cannot keep one without the other."""
+    """After a crash or with a full disk, the store has both the rating and its signal, or neither."""
     with open_tiny() as runtime:
         reply_id = reply(runtime)
         with monkeypatch.context() as patch:
@@ -91,7 +91,7 @@ def test_a_rating_and_its_signal_are_stored_together(open_tiny, monkeypatch):
 
 
 def test_feedback_that_the_store_cannot_take_is_lost(open_tiny, monkeypatch):
-    """The user only copied a reply, so an error must not end the copy."""
+    """The user only copied a reply. If the store cannot take this feedback, the copy still succeeds."""
     with open_tiny(implicit_feedback=True) as runtime:
         reply_id = reply(runtime)
         with monkeypatch.context() as patch:

@@ -106,7 +106,7 @@ def test_features_are_stored_and_read_again():
 
 
 def test_a_table_of_replies_gives_what_the_list_gives():
-    """Also after the table was cut in two and put together again, and for no replies."""
+    """Two parts of the table, joined again, also give the same. A part can have no replies."""
     replies = sim.features(sim.texts(23, seed=4))
     table = ReplyTable.of(replies)
     scale = taste_columns.Scale.of(replies)

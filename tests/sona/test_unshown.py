@@ -122,7 +122,7 @@ def test_a_stop_keeps_what_is_finished(runtime, monkeypatch):
 
 
 def test_the_measures_are_deleted_with_the_chat(runtime, monkeypatch):
-    """Idle work that began before the deletion does not bring them back."""
+    """If idle work began before the deletion, this work does not store the deleted measures again."""
     store = runtime.store
     chat = runtime.chats.new_chat()
     for _ in runtime.chats.say(chat, "hello", max_new_tokens=6):

@@ -184,8 +184,9 @@ class LayerAdapter:
 
 
 def _gradient_of(given: Weighed) -> tuple[LayerGradient, float]:
-    """Return the gradient and the weight of one piece of evidence: of one reply, or of two replies to one
-    question. The parts of the gradients that two replies share cancel in the sum, as in evidence.py."""
+    """Return the gradient and the weight of one piece of evidence. A piece of evidence is one rated reply, or
+    two compared replies to one question. The sum cancels the part that the gradients of two replies share, as
+    in evidence.py."""
     found = [(trace.layer_gradient, weight) for trace, weight in given if trace.layer_gradient is not None]
     if len(found) == 1:
         return found[0]
