@@ -40,7 +40,7 @@ from .state import LearnerState, ProbedBase
 from .whole_text import WholeTextReader
 
 LOOK_EVERY = 0.02  # seconds between two calls of `pause` while the other side measures
-_BASES_IN_MEMORY = 3  # the maximum number of base LoRAs that stay in memory
+_BASES_IN_MEMORY = 2  # the base LoRA in use, and the one before, to which an undo returns
 
 
 class LayerInstaller(Protocol):
