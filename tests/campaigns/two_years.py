@@ -170,7 +170,7 @@ def measure_parts(figures: Figures, runtime: Runtime) -> None:
         "new weights": (learner, "apply_feedback"),
         "taste": (learner.taste_push, "of"),
         "the commit": (learner.history, "commit"),
-        "the index of ratings": (learner.rating_index, "add_rating"),
+        "the index of ratings": (learner.rating_index, "add_ratings"),
         "what it changed": (learner, "_logprobs"),
     }
     for name, (owner, method) in parts.items():
