@@ -170,9 +170,9 @@ class RatingIndex:
             )
 
     def settle(self, pause: Pause | None = None) -> None:
-        """Embed the newest questions, and sort the bank's new entries into cells if they are many. The
-        runtime calls this function while the user reads. pause: a function that is called between two
-        questions and can raise an exception to stop; the next call continues."""
+        """Embed the newest questions, sort the bank's new entries into cells if they are many, and sometimes
+        copy the store's log. The runtime calls this function while the user reads. pause: a function that is
+        called between two questions and can raise an exception to stop; the next call continues."""
         self.measure(pause)
         while self._new:
             if pause is not None:
@@ -183,6 +183,7 @@ class RatingIndex:
                 self.record_implicit(reply, "stopped")
         self.sync()
         self.bank.tend()
+        self._store.db.copy_log_early()
 
     def query(self, reply: ReplyRow) -> np.ndarray | None:
         """Return the unit vector of a reply's question; None if the reply has no question. If the question

@@ -29,6 +29,7 @@ _OF_FOLDERS = (
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_READONLY,
 )  # fmt: skip
+COPY_EVERY = 8  # a reply and its rating write up to 100 pages, and SQLite copies the log at 1,000 pages
 # seconds: if one other process keeps the write lock longer than this, the wait for the lock fails
 _BUSY_SECONDS = 5.0
 # seconds: if many other processes pass the lock to each other for this time, the wait for the lock fails
@@ -49,6 +50,7 @@ class Database:
         """reading: True if the caller only reads. In this case a disk that is full or read-only causes no
         error, if the file has the format VERSION."""
         self.path = path
+        self._calls = 0  # of `copy_log_early`
         try:
             self._connection = self._open()
         except StoreBusy:
@@ -228,6 +230,15 @@ class Database:
         with _readable_errors(self.path):
             ((blocked, _, _),) = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         return not blocked
+
+    def copy_log_early(self) -> None:
+        """Copy the write-ahead log into the database file at each COPY_EVERY-th call. The caller has time. If
+        the log becomes long, SQLite copies the log within a commit, and a rating would wait for the copy. An
+        error has no effect here: the log stays, and a later commit copies it."""
+        self._calls += 1
+        if self._calls % COPY_EVERY == 0:
+            with suppress(sqlite3.Error):
+                self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def integrity(self) -> str:
         """Return "ok", or else one line about the first fault: text that is not UTF-8, a table of another
