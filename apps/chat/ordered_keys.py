@@ -5,7 +5,7 @@ Textual runs a key's binding only after the key has bubbled from the focused wid
 widget has inserted the letters that follow: "teh", two Backspaces and "he" would leave "t".
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from textual.events import Key
 from textual.widget import Widget
@@ -27,22 +27,16 @@ class OrderedKeys(_Base):
     handles the next key. Put the mixin before the widget in the list of base classes."""
 
     async def _on_key(self, event: Key) -> None:
-        """Run the key's binding now, of this widget or of its parents. Textual calls the method of each base
-        class, so this one does not call the next."""
+        """Run the key's binding now, of this widget or of its parents. A joiner replaces the selected text.
+        Textual calls the method of each base class, so this one does not call the next."""
         if event.character in JOINERS:
-            self.insert_joiner(event.character)
+            widget: Any = self  # an Input or a TextArea; each has `replace` and `selection`
+            widget.replace(event.character, *sorted(widget.selection))
         elif event.is_printable or not await self.app._check_bindings(event.key):
             return
         event.stop()
         event.prevent_default()
 
-    def insert_joiner(self, joiner: str) -> None:
-        """Insert a typed joiner at the cursor, in place of the selected text."""
-        raise NotImplementedError
-
 
 class OrderedInput(OrderedKeys, Input):
     """A field of one line, whose keys keep their order."""
-
-    def insert_joiner(self, joiner: str) -> None:
-        self.replace(joiner, *sorted(self.selection))

@@ -123,9 +123,6 @@ class Prompt(OrderedKeys, TextArea):
         event.prevent_default()
         action()
 
-    def insert_joiner(self, joiner: str) -> None:
-        self._replace_via_keyboard(joiner, *self.selection)
-
     async def _on_paste(self, event: Paste) -> None:
         """Insert the text of a paste with its newlines. A newline in a paste does not send the message."""
         event.text = sanitize(event.text)

@@ -115,9 +115,9 @@ class MicroAdapter:
         return self._with(lambda learner: self._batch.accumulate(learner, reply_id, str(rating), note))
 
     def apply(self) -> "BatchResult":
-        """Update the weights by all ratings that wait, as one version that one `undo` takes back. A rating
-        whose reply was deleted meanwhile is discarded. Raises UsageError if no rating waits, and NotFound if
-        all replies were deleted."""
+        """Update the weights by all ratings that wait, as one version that one `undo` takes back. Discard the
+        ratings of deleted replies. Raises UsageError if no rating waits, and NotFound if all replies were
+        deleted."""
         return self._with(self._batch.apply)
 
     def apply_with_ewc(self, version: int, strength: float = 1.0) -> "BatchResult":

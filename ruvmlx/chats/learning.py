@@ -282,7 +282,7 @@ class Learning:
         return found
 
     def ratings_in_use(self, reply_ids: Iterable[str]) -> dict[str, str | None]:
-        """Return the ratings that the adapter in use has of these replies (`Ratings.of_adapter`); {} if no
+        """Return the ratings of these replies for the adapter in use (`Ratings.of_adapter`). Return {} if no
         adapter is in use."""
         learner = self.learner
         return self._store.ratings.of_adapter(learner.history.name, reply_ids) if learner else {}

@@ -69,9 +69,9 @@ class RatingBatch:
         return self.pending
 
     def apply(self, learner: Learner) -> BatchResult:
-        """Update the weights by all ratings that wait, and commit weights and ratings to the store. A rating
-        whose reply was deleted meanwhile is discarded. Raises UsageError if no rating waits, and NotFound if
-        all replies were deleted. If the update fails, the other ratings still wait and nothing is changed."""
+        """Update the weights by all ratings that wait, and commit weights and ratings to the store. Discard
+        the ratings of deleted replies. Raises UsageError if no rating waits, and NotFound if all replies were
+        deleted. If the update fails, the other ratings still wait, and weights and store stay unchanged."""
         return self._apply(learner, None)
 
     def apply_with_ewc(self, learner: Learner, version: int, strength: float = 1.0) -> BatchResult:
