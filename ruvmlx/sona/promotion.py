@@ -108,7 +108,8 @@ class PromotionTest:
         self._learner, self.buffer, self.pause = learner, buffer, pause
         self._backend = learner.backend
         self._frozen: dict[str, float] = {}
-        self._known: dict[tuple[str, TrainingText], float] = {}  # log-probabilities by (adapter's name, text)
+        # log-probabilities by the adapter's name and the text, or the id of the rated reply
+        self._known: dict[tuple[str, TrainingText | str], float] = {}
         self._ground: tuple[str, ProbedBase] | None = None  # (name, base LoRA) of the last measurement
         self._version = -1  # the adapter version in use when `_known` and `_ground` were measured
 
@@ -203,7 +204,7 @@ class PromotionTest:
         minimal.
         """
         held = self.buffer.held_out
-        rho = [self._cached_logprob(name, e.text, micro) - self._frozen[e.reply_id] for e in held]
+        rho = [self._cached_logprob(name, e, micro) - self._frozen[e.reply_id] for e in held]
         missed = np.array([e.reward - e.value for e in held]) - TAU * np.array(rho)
         return float(0.5 * np.var(missed))
 
@@ -214,12 +215,13 @@ class PromotionTest:
         total = sum(self._cached_logprob(name, t, micro) * t.answer_tokens for t in texts)
         return -total / sum(t.answer_tokens for t in texts)
 
-    def _cached_logprob(self, name: str, text: TrainingText, micro: MicroLoRA | None) -> float:
+    def _cached_logprob(self, name: str, one: TrainingText | RatedExample, micro: MicroLoRA | None) -> float:
         """Return the result of `_logprob` for an adapter and a text, from the cache if possible. name: the
         adapter's name in the cache."""
-        if (name, text) not in self._known:
-            self._known[name, text] = self._logprob(text, micro)
-        return self._known[name, text]
+        key = name, one.reply_id if isinstance(one, RatedExample) else one
+        if key not in self._known:
+            self._known[key] = self._logprob(one.text if isinstance(one, RatedExample) else one, micro)
+        return self._known[key]
 
     def _logprob(self, text: TrainingText, micro: MicroLoRA | None) -> float:
         """Return the mean log-probability per token of the text's answer, under the backend's base LoRA and

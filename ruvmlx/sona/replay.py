@@ -22,25 +22,37 @@ from .adapter_history import AdapterHistory
 from .rating_index import RatingIndex
 
 LIMIT = 10_000  # the maximum number of replies with a rating or preference; only the newest are used
-HELD_OUT = 5  # about one of 5 rated replies is held out: it tests the result and is not used for training
+HELD_OUT = 5  # about one of 5 rated replies is held out: no run trains on it
+# The newest TESTED of the held-out replies test the result. With thousands of ratings, a test that reads all
+# of them would take longer than the training.
+TESTED = 100
+_TOKEN = "<i4"  # the type of a token id in the store
 BATCH = (4, 2, 2)  # texts in one step, at most: newly rated replies, older rated replies, plain texts
 
 
 @dataclass(frozen=True)
 class RatedExample:
-    """A rated reply, or a reply of a preference.
+    """A rated reply, or a reply of a preference. A run reads thousands of them, so the tokens are bytes.
 
+    tokens: the token ids of the text to train on, little-endian int32
+    first: the index of the reply's first token
     reward, value: the reward r and the user's mean reward V(x) of objective.py
     drawn: the reply's mean log-probability per token when the reply was generated; None if it is unknown
     """
 
     reply_id: str
     rating: str
-    text: TrainingText
+    tokens: bytes
+    first: int
     reward: float
     value: float
     version: int  # the adapter version that the rating made
     drawn: float | None
+
+    @property
+    def text(self) -> TrainingText:
+        """The text to train on. Each call builds a new one."""
+        return TrainingText(tuple(np.frombuffer(self.tokens, _TOKEN).tolist()), self.first)
 
     @property
     def held_out(self) -> bool:
@@ -53,7 +65,8 @@ class RatedExample:
 class Buffer:
     """The data of one run of the background loop.
 
-    train, held_out: the ratings to train on, and the ratings that only test the result; no rating is in both
+    train, held_out: the ratings to train on, and the ratings that test the result; no rating is in both, and
+        older held-out ratings are in neither
     plain, reference: plain texts to train on, and the reference text for the test; no text is in both
     since: the adapter version of the newest promotion (promotion.py); ratings with a later version are new
     """
@@ -101,7 +114,7 @@ def load(
     kept = {e.reply_id for e in held}
     plain, judged = (_texts(pairs, tokenizer, context, pause) for pairs in (_plain(), reference_text.texts()))
     train = [e for e in examples if e.reply_id not in kept]
-    return Buffer(train, held, plain, judged, history.last_promotion())
+    return Buffer(train, held[-TESTED:], plain, judged, history.last_promotion())
 
 
 def _plain() -> list[tuple[str, str]]:
@@ -129,10 +142,12 @@ def _examples(
         reward, value = (
             (row.reward, 0.0) if row.reward is not None else index.standing(row.reply_id, row.rating)
         )
-        prompt, said = (np.frombuffer(ids, "<i4").tolist() for ids in (row.prompt_ids, row.sampled_ids))
+        prompt, said = (np.frombuffer(ids, _TOKEN).tolist() for ids in (row.prompt_ids, row.sampled_ids))
         prompt, said = prompt + said[: row.thought], said[row.thought :]
         drawn = None if row.logprob is None else row.logprob / len(said)
         text = TrainingText.cut(prompt, said)
-        out.append(RatedExample(row.reply_id, row.rating, text, reward, value, row.version, drawn))
+        tokens = np.array(text.tokens, _TOKEN).tobytes()
+        known = row.reply_id, row.rating, tokens, text.first
+        out.append(RatedExample(*known, reward, value, row.version, drawn))
         pause()
     return out

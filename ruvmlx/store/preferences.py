@@ -144,7 +144,7 @@ class Preferences:
             "  WHERE fingerprint = ?1 AND adapter = ?2 AND in_force UNION ALL"
             " SELECT id, worse, 'down', version, -strength FROM preferences"
             "  WHERE fingerprint = ?1 AND adapter = ?2 AND in_force)"
-            " SELECT r.id AS reply_id, s.rating, s.version, r.prompt_ids, r.sampled_ids, r.thought, r.query,"
+            " SELECT r.id AS reply_id, s.rating, s.version, r.prompt_ids, r.sampled_ids, r.thought,"
             " r.logprob, s.reward FROM said s JOIN replies r ON r.id = s.reply_id"
             f" WHERE {USABLE}"
             " AND s.id = (SELECT max(id) FROM said WHERE reply_id = s.reply_id)"

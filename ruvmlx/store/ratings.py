@@ -34,8 +34,7 @@ class RatingRow:
 
 @dataclass(frozen=True)
 class RatedReply:
-    """A rating in force, with the reply's tokens (little-endian int32) and its question's pooled hidden state
-    (float32).
+    """A rating in force, with the reply's tokens (little-endian int32).
 
     reward: the reward from a preference, -1 to 1; None: the row is a rating, whose reward depends on the
         other ratings
@@ -46,7 +45,6 @@ class RatedReply:
     version: int  # the version that the rating made
     prompt_ids: bytes
     sampled_ids: bytes
-    query: bytes | None
     logprob: float | None
     thought: int
     reward: float | None = None
@@ -209,7 +207,7 @@ class Ratings:
         """Return the newest ratings in force that change the adapter and whose replies still have their
         tokens, at most `limit` ratings, oldest first."""
         rows = self._db.rows(
-            "SELECT r.id AS reply_id, t.rating, t.version, r.prompt_ids, r.sampled_ids, r.thought, r.query,"
+            "SELECT r.id AS reply_id, t.rating, t.version, r.prompt_ids, r.sampled_ids, r.thought,"
             f" r.logprob{_TRAINS} ORDER BY t.id DESC LIMIT ?",
             fingerprint,
             name,

@@ -3,6 +3,7 @@
 # ruff: noqa: F811 - the fixtures of training_runs.py are parameters here
 
 import threading
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from ruvmlx.sona import background, promotion, replay
 from ruvmlx.sona.background import Background, coefficient
 from ruvmlx.sona.instant import KL_CAP
 from ruvmlx.sona.replay import RatedExample
+from ruvmlx.store import RatedReply
 from ruvmlx.training.adamw import Training, norm
 from ruvmlx.training.slices import TrainingText
 
@@ -205,8 +207,7 @@ def test_not_a_number_never_gets_in(rated_runtime, monkeypatch):
 
 def test_batches_are_half_new_and_the_same_again():
     def example(i, version):
-        text = TrainingText((1, 2, 3), 1)
-        return RatedExample(f"r{i}", "up", text, 1.0 if i % 2 else -1.0, 0.0, version, None)
+        return RatedExample(f"r{i}", "up", b"", 1, 1.0 if i % 2 else -1.0, 0.0, version, None)
 
     train = [example(i, i) for i in range(1, 41)]
     buffer = replay.Buffer(train, [], [TrainingText((1, i), 1) for i in (2, 3, 4)], [], since=30)
@@ -219,20 +220,38 @@ def test_batches_are_half_new_and_the_same_again():
         assert sorted(e.reward for e in old) == [-1.0, 1.0]
 
 
+def test_the_examples_of_many_ratings_take_four_bytes_for_a_token():
+    """10,000 ratings of long replies must not take hundreds of megabytes."""
+    prompt, said = np.arange(300, 500, dtype="<i4"), np.arange(1000, 1300, dtype="<i4")
+    row = RatedReply("r", "up", 1, prompt.tobytes(), said.tobytes(), -30.0, 0, reward=1.0)
+    tracemalloc.start()
+    try:
+        examples = replay._examples([row] * 300, None, lambda: None)
+        taken = tracemalloc.get_traced_memory()[0] / (300 * 500)
+    finally:
+        tracemalloc.stop()
+    assert examples[7].text == TrainingText((*prompt.tolist(), *said.tolist()), 200)
+    assert taken < 6  # tuples of Python's numbers take 40
+
+
+def test_the_newest_held_out_ratings_test_the_result(rated_runtime, monkeypatch):
+    """With thousands of ratings, the test reads a part of those that no run trains on."""
+    every = buffer_of(rated_runtime)
+    monkeypatch.setattr(replay, "TESTED", 2)
+    buffer = buffer_of(rated_runtime)
+    assert len(every.held_out) > 2 and buffer.held_out == every.held_out[-2:]
+    assert buffer.train == every.train
+
+
 def test_a_fifth_is_held_out_by_id():
-    share = np.mean(
-        [
-            RatedExample(f"reply-{i}", "up", TrainingText((1, 2), 1), 1, 0, 1, None).held_out
-            for i in range(2000)
-        ]
-    )
+    share = np.mean([RatedExample(f"reply-{i}", "up", b"", 1, 1, 0, 1, None).held_out for i in range(2000)])
     assert 0.16 < share < 0.24
 
 
 @pytest.mark.parametrize(("rating", "reward"), [("up", 1.0), ("down", -1.0)])
 def test_the_push_fades_with_the_log_ratio(rating, reward):
     """DRO: full at the frozen model, none when the reply is far enough on its way."""
-    example = RatedExample("a", rating, TrainingText((1, 2), 1), reward, 0.0, 1, None)
+    example = RatedExample("a", rating, b"", 1, reward, 0.0, 1, None)
     pushes = [coefficient(example, -2.0, 0.0, -2.0 + reward * moved) * reward for moved in (0, 1, 2, 4.5)]
     assert pushes[0] == pytest.approx(1.0) and pushes[-1] == pytest.approx(0.0, abs=1e-6)
     assert pushes == sorted(pushes, reverse=True)

@@ -310,10 +310,12 @@ def known_results(version: int = 3) -> dict:
 
 
 def as_then(found, then):
-    """`found` without the fields that were added to rows later, and with `turns` as then: the messages of all
-    branches were counted, and now those of the branch in use (test_branches.py)."""
+    """`found` without the fields that were added to rows later. `turns` is as then: the messages of all
+    branches were counted, and now those of the branch in use (test_branches.py). The `query` of a rated reply
+    is as then, too: "queries" reads it now."""
     if isinstance(then, dict) and isinstance(found, dict):
         found = found | ({"turns": then["turns"]} if "turns" in found and "turns" in then else {})
+        found = found | ({"query": then["query"]} if "query" in then and "query" not in found else {})
         return {name: as_then(found.get(name), value) for name, value in then.items()}
     if isinstance(then, list) and isinstance(found, list) and len(then) == len(found):
         return [as_then(*pair) for pair in zip(found, then, strict=True)]
@@ -386,7 +388,8 @@ def test_preferences_can_be_added_to_a_file_written_before(tmp_path):
     assert store.preferences.in_force(MODEL, "default") == []
     prefer(store)
     then = known_results(7)["preferred"]
-    assert preference_results(store) == then and [p["better"] for p in then["in_force"]] == ["r7"]
+    found = preference_results(store)
+    assert as_then(found, then) == then and [p["better"] for p in then["in_force"]] == ["r7"]
     assert disagreement(store) == ""
 
 
