@@ -233,6 +233,7 @@ KEYS_HELP = (
     ("Ctrl+E", "write the message in your own editor ($EDITOR)"),
     ("@name, F6", "put that file's text into the message; F6: a list"),
     ("Esc", "stop a reply and keep its text"),
+    ("Ctrl+C", "clear the input (↑ shows the text); twice: quit"),
     ("Ctrl+Y, Ctrl+N, Ctrl+R", "rate up, rate down, take back"),
     ("Tab, then + - 1 ... 5", "choose a reply (↑ ↓) and rate it"),
     ("Tab, -, then > < ! ?", "why it is bad: too long, too short, tone, facts"),

@@ -5,6 +5,8 @@ import asyncio
 import pytest
 from ruvmlx.apps.chat.messages import UserMessage
 
+from ruvmlx.errors import UsageError
+
 from .helpers import ask, chatting, screen_text, until
 from .scripted import ScriptedRuntime
 from .test_branches import chatting as branching  # noqa: F401
@@ -18,6 +20,22 @@ async def palette(app, pilot, words):
     await until(pilot, lambda: app.screen.query_one("CommandList").option_count == 1)
     await pilot.press("enter")
     await until(pilot, lambda: len(app.screen_stack) == 1)
+
+
+@pytest.mark.parametrize("text", ["a draft", "  \n\n", "a pasted line\n" * 300])
+async def test_one_key_clears_the_input_and_the_history_keeps_the_text(text):
+    async with chatting(ScriptedRuntime(UsageError("the prompt has 9,000 tokens"))) as (app, pilot):
+        app.chat.prompt.text = text
+        if text.strip():
+            await pilot.press("enter")
+            await until(pilot, lambda: "9,000 tokens" in screen_text(app) and app.phase == "idle")
+        assert app.chat.prompt.text == text
+        await pilot.press("ctrl+c")
+        assert app.chat.prompt.text == ""
+        assert "Press again to quit" in screen_text(app)
+        assert ("The text is kept: ↑ shows it" in screen_text(app)) == bool(text.strip())
+        await pilot.press("up")
+        assert app.chat.prompt.text == (text if text.strip() else "")
 
 
 @pytest.mark.parametrize("back", [["escape"], ["down", "escape"]])

@@ -37,8 +37,8 @@ class LeaveActions:
 
     def interrupt(self) -> None:
         """Copy the selected text, because the user pressed Ctrl+C. If no text is selected, stop the reply or
-        the opening of a model. If no work can be stopped, end the app at the second Ctrl+C within
-        QUIT_WINDOW."""
+        the opening of a model. If no work can be stopped, move the text of the input to the history. End the
+        app at the second Ctrl+C within QUIT_WINDOW."""
         if self._clipboard.copy_selected_text():
             return
         if self._chat.phase in ("replying", "opening"):
@@ -47,4 +47,6 @@ class LeaveActions:
             self.leave()
         else:
             self._interrupted_at = time.monotonic()
-            self._chat.status.flash("Press again to quit", QUIT_WINDOW)
+            kept = "The text is kept: ↑ shows it. " if self._chat.prompt.text.strip() else ""
+            self._chat.prompt.set_aside()
+            self._chat.status.flash(f"{kept}Press again to quit", QUIT_WINDOW)
