@@ -11,6 +11,8 @@ MIN_COLUMNS = 20  # text is wrapped at this width if the terminal is narrower
 COMMAND = re.compile(r"`[^`\n]+`")
 _UNIT = re.compile(r"(?<=\d) (?=[kMG]?B\b)")
 _WORD = re.compile(r"\s*\S+")
+_ROW = re.compile(r"(\s*\S.*?\s{2,})(\S.*)")  # a word and a text, as in a row of a table
+MIN_TEXT_COLUMNS = 20  # the text of a row begins below the word if the terminal has less room beside the word
 _HELD = "\ufdd0"  # a noncharacter, which sanitised text does not have; it is one column wide
 
 
@@ -48,6 +50,35 @@ def _wrap_line(line: str, columns: int, hang: int) -> str:
             lines.append(indent[: max(0, columns - cell_len(word))])
         lines[-1] += word
     return release("\n".join(lines).rstrip())
+
+
+def wrap_rows(text: str, columns: int) -> str:
+    """Return the text with all rows of its tables broken into lines of at most `columns` columns. The parts
+    of a broken row stand below its text. If there is little room beside the word of a row, the row's text
+    begins below the word. Other lines stay as they are.
+
+    A table is at least two lines, one below the other, whose texts begin at the same column.
+    """
+    from rich.cells import cell_len
+
+    lines = text.split("\n")
+    rows = [_ROW.fullmatch(line) for line in lines]
+    starts = [cell_len(row[1]) if row else None for row in rows]
+    near = zip([None, *starts[:-1]], [*starts[1:], None], strict=True)
+    return "\n".join(
+        _wrap_row(row[1], row[2], start, columns) if row and start and start in others else line
+        for line, row, start, others in zip(lines, rows, starts, near, strict=True)
+    )
+
+
+def _wrap_row(word: str, text: str, start: int, columns: int) -> str:
+    """start: the column at which the row's text begins."""
+    row = word + text
+    if columns - start >= MIN_TEXT_COLUMNS:
+        return _wrap_line(row, columns, start - (len(word) - len(word.lstrip())))
+    if _wrap_line(row, columns, 0) == row:
+        return row
+    return f"{_wrap_line(word.rstrip(), columns, 0)}\n{_wrap_line(f'    {text}', columns, 0)}"
 
 
 def wrap_for(text: str, stream: TextIO | None) -> str:

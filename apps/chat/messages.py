@@ -7,7 +7,12 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
 from textual.content import Content
+from textual.css.styles import RulesMap
 from textual.reactive import var
+from textual.selection import Selection
+from textual.strip import Strip
+from textual.style import Style
+from textual.visual import RenderOptions
 from textual.widgets import Markdown, Static
 
 from ruvmlx.models.text.thinking import split
@@ -15,6 +20,7 @@ from ruvmlx.models.text.tool_calls import ParsedCall
 from ruvmlx.runtime import PreferenceResult, RatingResult, Turn
 from ruvmlx.text import sanitize
 
+from ..wrapping import wrap_rows
 from . import describe, mentions
 from .code import code_blocks
 from .markdown import ReplyMarkdown
@@ -63,11 +69,31 @@ class UserMessage(Static):
         self.update(Content("\n").join(line for line in lines if line))
 
 
+class NoticeText(Content):
+    """A text whose tables fit the width of the widget."""
+
+    def at(self, width: int) -> Content:
+        return Content(wrap_rows(self.plain, width))
+
+    def get_height(self, rules: RulesMap, width: int) -> int:
+        return self.at(width).get_height(rules, width)
+
+    def render_strips(
+        self, width: int, height: int | None, style: Style, options: RenderOptions
+    ) -> list[Strip]:
+        return self.at(width).render_strips(width, height, style, options)
+
+
 class Notice(Static):
     """A text from the app, and not from the model. kind: "error" or "info"."""
 
     def __init__(self, text: str, kind: str = "info") -> None:
-        super().__init__(sanitize(text), markup=False, classes=kind)
+        self._text = NoticeText(sanitize(text))
+        super().__init__(self._text, classes=kind)
+
+    def get_selection(self, selection: Selection) -> tuple[str, str]:
+        """Return the selected part of the lines that the screen shows."""
+        return selection.extract(self._text.at(self.content_size.width).plain), "\n"
 
 
 class ToolMessage(Static):

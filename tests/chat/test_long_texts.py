@@ -1,9 +1,10 @@
 """Texts that are longer than a row or higher than the screen: a message in the input, a notice."""
 
 import pytest
+from ruvmlx.apps.chat.commands import KEYS_HELP, help_lines
 from ruvmlx.apps.chat.messages import Notice
 
-from .helpers import ask, chatting, screen_text, until
+from .helpers import ask, chatting, lines_of, screen_text, until
 from .scripted import ScriptedRuntime
 from .test_branches import chatting as branching  # noqa: F401
 
@@ -41,6 +42,27 @@ async def test_the_help_opens_at_its_beginning():
         assert first in screen_text(app)
         await ask(app, pilot)
         assert "Again." in screen_text(app)
+
+
+@pytest.mark.parametrize("columns", [21, 40, 80, 96])
+async def test_no_wrapped_line_of_the_help_begins_at_the_left_edge(columns):
+    """The further parts of a row stand below its text. A selection of the help is what the screen shows."""
+    async with chatting(ScriptedRuntime(), (columns, 24)) as (app, pilot):
+        await pilot.press("f1")
+        await until(pilot, lambda: list(app.chat.transcript.query(Notice)))
+        notice = app.chat.transcript.query(Notice).last()
+        await until(pilot, lambda: notice.content_size.height > 30)
+        notice.text_select_all()
+        shown = app.screen.get_selected_text().splitlines()
+        beginnings = {line.split("  ")[0] for line in help_lines(KEYS_HELP)}
+        assert len(shown) == notice.content_size.height
+        assert all(len(line) <= notice.content_size.width for line in shown)
+        left = [line.split("  ")[0] for line in shown if line[:1] != " "]
+        if columns > 30:
+            assert set(left) == beginnings and len(left) == len(help_lines(KEYS_HELP))
+        await pilot.resize_terminal(70, 24)
+        await until(pilot, lambda: notice.content_size.width > 60)
+        assert any(line.startswith(" " * 25) for line in lines_of(notice))
 
 
 async def test_the_help_key_takes_the_help_away_again():

@@ -1,7 +1,7 @@
 """Lines end between words, and a command in backquotes stays on one line."""
 
 import pytest
-from ruvmlx.apps.wrapping import width, wrap
+from ruvmlx.apps.wrapping import width, wrap, wrap_rows
 
 SENTENCE = (
     "The adapter is at version 2. `ruvmlx learn undo` takes the last rating back; `learn rollback V` too."
@@ -44,3 +44,35 @@ def test_the_width_is_that_of_the_terminal(monkeypatch):
     assert width(None) > 1000
     monkeypatch.setenv("COLUMNS", "70")
     assert width(None) == 70
+
+
+TABLE = """Ctrl+Y  rate the reply up and learn from it
+日本    the same for a wide word
+
+A line  with two spaces that is no row of a table stays as it is."""
+
+
+def test_the_further_parts_of_a_row_stand_below_its_text():
+    assert wrap_rows(TABLE, 30).split("\n") == [
+        "Ctrl+Y  rate the reply up and",
+        "        learn from it",
+        "日本    the same for a wide",
+        "        word",
+        "",
+        TABLE.split("\n")[-1],
+    ]
+
+
+def test_the_text_of_a_row_begins_below_its_word_if_there_is_little_room():
+    assert wrap_rows(TABLE, 26).split("\n")[:5] == [
+        "Ctrl+Y",
+        "    rate the reply up and",
+        "    learn from it",
+        "日本",
+        "    the same for a wide",
+    ]
+
+
+@pytest.mark.parametrize("columns", [60, 2000])
+def test_a_row_that_fits_stays_as_it_is(columns):
+    assert wrap_rows(TABLE, columns) == TABLE
