@@ -99,7 +99,7 @@ class Transcript(VerticalScroll, can_focus=False):
 
         for place in arranged.placements if notice else ():
             if place.widget is notice and place.region.height > height:
-                self.anchor(False)
+                self.release_anchor()
                 self._put_scroll(place.region.y)
             if place.widget is notice and place.region.height:
                 self.call_after_refresh(end_beginning)

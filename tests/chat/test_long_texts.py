@@ -65,6 +65,28 @@ async def test_no_wrapped_line_of_the_help_begins_at_the_left_edge(columns):
         assert any(line.startswith(" " * 25) for line in lines_of(notice))
 
 
+@pytest.mark.parametrize("back", [["f1"], ["ctrl+end"], ["pagedown"] * 9])
+async def test_the_chat_stays_at_its_end_after_the_help(back):
+    """The user reads the help, then goes back to the end. A resize of the terminal and a new line keep the
+    end on the screen."""
+    async with chatting(ScriptedRuntime([f"word {n}\n\n" for n in range(40)])) as (app, pilot):
+        await ask(app, pilot)
+        transcript = app.chat.transcript
+        await pilot.press("f1")
+        await until(pilot, lambda: list(transcript.query(Notice)) and transcript.max_scroll_y > 60)
+        await until(pilot, lambda: transcript.scroll_y < transcript.max_scroll_y)
+        await pilot.pause(0.1)
+        await pilot.press(*back)
+        await until(pilot, lambda: transcript.is_vertical_scroll_end)
+        for size in ((80, 12), (60, 30)):
+            await pilot.resize_terminal(*size)
+            await pilot.pause(0.1)
+            await until(pilot, lambda: app.size == size)
+            await until(pilot, lambda: transcript.is_vertical_scroll_end, seconds=5)
+        await transcript.mount(Notice("A line of a worker"))
+        await until(pilot, lambda: "A line of a worker" in screen_text(app), seconds=5)
+
+
 async def test_the_help_key_takes_the_help_away_again():
     """A help further up, before newer messages, is shown again at the end; there is only one."""
     async with chatting(ScriptedRuntime(["Hello."])) as (app, pilot):

@@ -33,4 +33,6 @@ class SelectActions:
         transcript = self._chat.transcript
         if pages < 0 and transcript.scroll_y <= 0:
             await transcript.load_earlier()
+        if pages > 0 and transcript.is_vertical_scroll_end:
+            return  # a scroll that moves nothing would end the following of the growing reply
         transcript.scroll_relative(y=pages * (transcript.size.height - 2), animate=False)
