@@ -122,9 +122,10 @@ class StatusLine(Static):
         self.message = message
         if self._flashing:
             self._flashing.stop()
-        self._flashing = self.set_timer(seconds, lambda: self._unflash(message))
+        self._flashing = self.set_timer(seconds, lambda: self.end(message))
 
-    def _unflash(self, message: str) -> None:
+    def end(self, message: str) -> None:
+        """Remove the message, if the line still shows it."""
         if self.message == message:
             self.message = ""
 

@@ -9,7 +9,7 @@ from ruvmlx.apps.chat.transcript import EARLIER, MAX_SHOWN_MESSAGES
 from ruvmlx.errors import NotFound
 from ruvmlx.runtime import Turn
 
-from .helpers import SMALL, ask, screen_text, until
+from .helpers import SMALL, WIDE, ask, screen_text, until
 from .helpers import chatting as scripted
 from .scripted import ScriptedRuntime
 from .test_branches import chatting, run_plain, send  # noqa: F401
@@ -40,6 +40,21 @@ async def check_found_message(app, pilot):
     await until(pilot, lambda: "question 40 of needle" in screen_text(app) and app.query(".found"))
     [marked] = app.query(".found")
     assert marked.text == "question 40 of needle"
+
+
+async def test_no_line_about_a_place_stays_after_the_user_has_left_it(chatting, long_chat):  # noqa: F811
+    async with chatting(WIDE) as (app, pilot):
+        await app.actions.library.open(long_chat[0])
+        await send(app, pilot, "/goto 81")
+        await until(pilot, lambda: "Esc goes to the end" in screen_text(app) and app.query(".found"))
+        await pilot.press("escape")
+        await until(pilot, lambda: not app.chat.transcript.has_found)
+        await until(pilot, lambda: "Esc goes to the end" not in screen_text(app), seconds=1)
+        await send(app, pilot, "/pin")
+        await until(pilot, lambda: app.chat.status.message.startswith("Pinned"))
+        await send(app, pilot, "/new")
+        await until(pilot, lambda: app.chat.state.session != long_chat[0] and app.phase == "idle", seconds=2)
+        assert app.chat.status.message == ""
 
 
 async def test_the_list_of_chats_opens_at_the_message(chatting, long_chat):  # noqa: F811

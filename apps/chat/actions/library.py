@@ -15,6 +15,7 @@ from ..status import Meter
 from ..view_model import Opened
 from .edit import EditActions
 from .rate import RateActions
+from .write import AT_FOUND
 
 
 class LibraryActions:
@@ -30,7 +31,7 @@ class LibraryActions:
         await chat.transcript.restart(opened.turns, opened.model, opened.message, opened.are_newest)
         chat.status.room = ALL_READ
         if chat.transcript.select_found():
-            chat.status.flash("The message that was searched for · Esc goes to the end of the chat", 6)
+            chat.status.flash(AT_FOUND, 6)
         self._rate.look_again()
 
     def show(self, opened: Opened) -> None:
@@ -48,6 +49,7 @@ class LibraryActions:
         """Switch to another chat. message: the id of the message of this chat to show first; None: the chat's
         end."""
         with self._chat.switching():
+            self._chat.status.message = ""  # it is about the chat that the screen has shown so far
             self._edit.leave()
             await self.begin(
                 replace(self._chat.options, session=session, replaces_system=False, find="", message=message)

@@ -28,6 +28,7 @@ from .edit import EditActions, text_to_edit
 from .rate import RateActions
 from .tools import ToolActions
 
+AT_FOUND = "The message that was searched for · Esc goes to the end of the chat"
 ON_ANOTHER_BRANCH = "The later messages are on another branch: Tab, then ← or → shows them"
 SAME_WORDS = "The model wrote the same words again; /set temperature 1 lets replies differ more"
 
@@ -262,6 +263,7 @@ class WriteActions:
             if self._chat.transcript.has_later:
                 await self.show_turns()
             self._chat.transcript.follow_end()
+            self._chat.status.end(AT_FOUND)
 
     def settle(self) -> None:
         """Let the runtime compute in advance the data that a rating of the newest replies needs. If the user
