@@ -210,6 +210,11 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         """True if the user stopped the reply, a limit cut it, or it ended because it only repeated itself."""
         return bool(self.ending)
 
+    @property
+    def has_feedback(self) -> bool:
+        """True if the user rated the reply or preferred it to another reply."""
+        return bool(self.rating or self.effect)
+
     def compose(self) -> ComposeResult:
         yield ReplyMarkdown(self.answer)
 

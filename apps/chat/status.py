@@ -18,6 +18,7 @@ from ruvmlx.runtime import LearnStatus
 
 from . import keys
 from .describe import NEARLY_FULL, ratings_text, seconds
+from .messages import ReplyMessage
 
 GAP = "  ·  "
 READING_SPEED = 12  # characters a second of a slow reader
@@ -177,7 +178,11 @@ class KeyHints(Static):
         return [shown[name] for name in (*self.ORDER, self.HELP) if name in shown]
 
     def _is_useful(self, active: ActiveBinding) -> bool:
-        return self.can_take_back or active.binding.description != "Take back"
+        """Return False for the key of an undo if there is no feedback that the key could take back."""
+        node, description = active.node, active.binding.description
+        if description == "Undo" and isinstance(node, ReplyMessage):
+            return node.has_feedback
+        return self.can_take_back or description != "Take back"
 
     async def on_click(self, event: Click) -> None:
         for start, end, active in self._spans:

@@ -9,7 +9,7 @@ from ruvmlx.apps.chat.view_model import RatingPlace
 
 from ruvmlx.engine import GenerationRequest
 
-from .helpers import ask, screen_text, until
+from .helpers import WIDE, ask, screen_text, until
 from .test_branches import chatting, send  # noqa: F401 - a fixture
 
 
@@ -71,6 +71,23 @@ async def test_on_an_unrated_reply_nothing_is_taken_back(chatting):  # noqa: F81
         await pilot.press("tab", "u")
         said = "No rating here. Ctrl+R takes back the newest, in another chat: “Question 2”"
         await until(pilot, lambda: said in screen_text(app))
+
+
+async def test_the_keys_below_the_input_name_the_undo_only_for_a_reply_with_feedback(chatting):  # noqa: F811
+    """A rating and a preference are feedback. The key itself works: it says where the newest rating is."""
+    async with chatting(WIDE) as (app, pilot):
+        first, second = await rated_chat(app, pilot, None, "down")
+        await pilot.press("tab")
+        await until(pilot, lambda: app.chat.selected_reply() is second and "u Undo" in screen_text(app))
+        await pilot.press("up")
+        await until(pilot, lambda: app.chat.selected_reply() is first and "u Undo" not in screen_text(app))
+        await pilot.press("+")
+        await until(pilot, lambda: first.rating == "up" and "u Undo" in screen_text(app))
+        await pilot.press("u")
+        await until(pilot, lambda: first.rating is None and "u Undo" not in screen_text(app))
+        first.effect = "◆ preferred"
+        app.refresh_bindings()
+        await until(pilot, lambda: "u Undo" in screen_text(app))
 
 
 async def test_only_the_newest_rating_names_the_key(chatting):  # noqa: F811
