@@ -16,11 +16,11 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from ruvmlx.errors import error_line
 from ruvmlx.runtime import Runtime
 
 from . import chat_files, keys
 from .context import ChatContext
+from .errors import chat_error_line
 from .ordered_keys import OrderedInput
 from .stream import wait_until_drawn
 
@@ -107,7 +107,7 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
         try:
             self._entries = await self._chat.host.call_between(lambda r: chat_files.entries(r, words))
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
-            self._say(error_line(error))
+            self._say(chat_error_line(error))
             self._found.set()
             return
         places = [n for n, entry in enumerate(self._entries) if entry.id == keep]
@@ -240,7 +240,7 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
         try:
             await self._chat.host.call_between(work)
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
-            self._say(error_line(error))
+            self._say(chat_error_line(error))
             return False
         return True
 

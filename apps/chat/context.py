@@ -11,13 +11,14 @@ from rich.cells import cell_len
 from textual.screen import Screen
 from textual.worker import Worker
 
-from ruvmlx.errors import NotFound, error_line
+from ruvmlx.errors import NotFound
 from ruvmlx.host.guest import Guest
 from ruvmlx.host.host import Host
 from ruvmlx.progress import Progress, Watch
 from ruvmlx.runtime import Runtime
 
 from .completion import SuggestionList
+from .errors import chat_error_line
 from .messages import Notice, ReplyMessage, UserMessage
 from .options import ChatOptions
 from .panel import Panel
@@ -178,7 +179,7 @@ class ChatContext:
     async def show_error(self, error: Exception) -> None:
         """Show an error on one line. The error NotFound appears in the status line, if the status line has
         the room. Other errors appear in the conversation."""
-        line = error_line(error)
+        line = chat_error_line(error)
         if isinstance(error, NotFound) and cell_len(line) <= self.status.size.width:
             self.status.flash(line)
         else:

@@ -16,10 +16,10 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from ruvmlx.errors import error_line
 from ruvmlx.text import one_line
 
 from . import keys
+from .errors import chat_error_line
 from .models import PickerEntry
 from .ordered_keys import OrderedInput
 
@@ -71,7 +71,7 @@ class PickerScreen(ModalScreen[str | None]):
         try:
             self._entries = await asyncio.to_thread(self._load)
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
-            self._say(error_line(error))
+            self._say(chat_error_line(error))
         self._missing = "Nothing matches"
         self._find()
 

@@ -6,10 +6,11 @@ import re
 import sys
 from typing import TextIO
 
-from ruvmlx.errors import UsageError, error_line
+from ruvmlx.errors import UsageError
 from ruvmlx.text import sanitize
 
 from ..wrapping import wrap_for
+from .errors import chat_error_line
 from .interrupts import Interrupts
 
 # the maximum number of characters of an input line; a longer line does not fit into the context of most
@@ -106,7 +107,7 @@ class PlainStreams:
 
     def complain(self, error: Exception) -> None:
         self.failure = self.failure or getattr(error, "exit_code", 1)
-        self.note(f"ruvmlx: {error_line(error)}")
+        self.note(f"ruvmlx: {chat_error_line(error)}")
 
     @staticmethod
     def note(line: str) -> None:

@@ -6,6 +6,8 @@ from contextlib import closing
 import pytest
 from ruvmlx.apps.chat.app import ChatApp, run_app
 from ruvmlx.apps.chat.chats_screen import ChatsScreen
+from ruvmlx.apps.chat.commands import COMMANDS
+from ruvmlx.apps.chat.errors import IN_CHAT, chat_error_line
 from ruvmlx.apps.chat.messages import UserMessage
 from ruvmlx.apps.chat.options import ChatOptions
 
@@ -15,6 +17,7 @@ from ruvmlx.store import Store
 from .helpers import WIDE, ask, chatting, screen_text, until
 from .scripted import ScriptedRuntime
 from .test_branches import chatting as with_store  # noqa: F401
+from .test_branches import run_plain, send
 
 
 async def test_an_error_before_a_reply_is_one_line_and_puts_the_message_back():
@@ -29,6 +32,25 @@ async def test_an_error_before_a_reply_is_one_line_and_puts_the_message_back():
         assert "Traceback" not in screen_text(app)
         app.chat.prompt.text = ""
         assert (await ask(app, pilot)).text == "Fine."
+
+
+async def test_an_error_names_the_command_of_the_chat_and_not_of_the_shell(with_store):  # noqa: F811
+    async with with_store(WIDE) as (app, pilot):
+        await send(app, pilot, "/open zzz")
+        await until(pilot, lambda: "no chat 'zzz'; /chats lists the chats." in screen_text(app))
+
+
+def test_plain_mode_names_its_commands_too(open_tiny, capsys):
+    with open_tiny() as runtime:
+        run_plain(runtime, "/open zzz", session="new")
+    assert "no chat 'zzz'; /chats lists the chats." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("shell", "here"), IN_CHAT.items())
+def test_the_line_of_an_error_keeps_the_arguments_and_the_other_commands(shell, here):
+    error = UsageError(f"`ruvmlx {shell}` or `ruvmlx {shell} 2` goes back; `ruvmlx doctor` checks it.")
+    assert chat_error_line(error) == f"{here} or {here} 2 goes back; `ruvmlx doctor` checks it."
+    assert here.removeprefix("/") in COMMANDS
 
 
 async def test_a_refused_message_is_put_back_before_text_typed_meanwhile():

@@ -81,7 +81,7 @@ async def test_the_chat_stays_at_its_end_after_the_help(back):
         for size in ((80, 12), (60, 30)):
             await pilot.resize_terminal(*size)
             await pilot.pause(0.1)
-            await until(pilot, lambda: app.size == size)
+            await until(pilot, lambda size=size: app.size == size)
             await until(pilot, lambda: transcript.is_vertical_scroll_end, seconds=5)
         await transcript.mount(Notice("A line of a worker"))
         await until(pilot, lambda: "A line of a worker" in screen_text(app), seconds=5)

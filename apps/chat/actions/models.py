@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 
-from ruvmlx.errors import error_line
 from ruvmlx.host.guest import Guest
 from ruvmlx.memory.load_plan import Plan
 from ruvmlx.models.config.model import Model
@@ -16,6 +15,7 @@ from ruvmlx.settings import AUTO
 
 from .. import models
 from ..context import ChatContext, call_soon
+from ..errors import chat_error_line
 from ..messages import Notice
 from ..picker_screen import PickerScreen
 from ..user_files import UserFiles
@@ -167,7 +167,7 @@ class ModelActions:
         if chat.phase == "closing":
             return
         if chat.host.is_open:
-            await chat.transcript.add(Notice(error_line(error), "error"))
+            await chat.transcript.add(Notice(chat_error_line(error), "error"))
             self._write.settle()
         else:  # the app closed the old model to free memory, and could not open the old model again
             chat.app.end(error)

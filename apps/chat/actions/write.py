@@ -9,13 +9,14 @@ from dataclasses import replace
 from functools import partial
 
 from ruvmlx.engine.types import Chunk
-from ruvmlx.errors import RuvmlxError, error_line
+from ruvmlx.errors import RuvmlxError
 from ruvmlx.host.serving import BeginReply
 from ruvmlx.runtime import Runtime, Turn
 from ruvmlx.text import one_line
 
 from ..commands import message_text
 from ..context import ChatContext, StatusWatch
+from ..errors import chat_error_line
 from ..mentions import has_mention, with_files
 from ..messages import Notice, ReplyMessage, UserMessage
 from ..status import Meter
@@ -247,7 +248,7 @@ class WriteActions:
                 await self.show_turns()
         if typed and (refused or (not reply.text and not chat.prompt.text)):
             self._edit.put_back(typed, edited)
-        await chat.transcript.add(Notice(error_line(error), "error"))
+        await chat.transcript.add(Notice(chat_error_line(error), "error"))
 
     async def show_turns(self) -> None:
         """Read the messages of the chat from the store and show them."""
