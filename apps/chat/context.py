@@ -75,6 +75,7 @@ class ChatContext:
         self.model = ""  # the name of the model in use
         self.caveat = ""  # a line for the user about a limit of the open model (backends/base.py), or ""
         self.editing: UserMessage | ReplyMessage | None = None  # the message that the user edits
+        self._coming: object | None = None  # the list that waits for the runtime; None: no list waits
         self.waiting = ""  # a message that the user sent while the model or a chat was opening
 
     @property
@@ -144,6 +145,26 @@ class ChatContext:
         """Show a screen, and return the result of the screen. Only code in a Textual worker can call this
         method."""
         return await self.app.push_screen_wait(screen)
+
+    async def prepare(self, work: Callable[[Runtime], T]) -> T | None:
+        """Do the same as `attempt`, for a list that the app shows next. Return None also if the user does not
+        want the list any more: the user pressed Esc, opened another list, or began a reply."""
+        mine = self._coming = object()
+        self.app.refresh_bindings()
+        done = await self.attempt(work)
+        is_wanted = self._coming is mine and self.phase == "idle" and not self.app.screen.is_modal
+        if self._coming is mine:
+            self.cancel_list()
+        return done if is_wanted else None
+
+    def cancel_list(self) -> None:
+        self._coming = None
+        self.app.refresh_bindings()
+
+    @property
+    def can_stop(self) -> bool:
+        """True if Esc stops a reply or the opening of a model, or cancels a list that is not shown yet."""
+        return self.phase in ("replying", "opening") or self._coming is not None
 
     async def attempt(self, work: Callable[[Runtime], T]) -> T | None:
         """Call the function `work` in the runtime's thread and return its result. If the model writes a

@@ -1,5 +1,7 @@
 """The choose mode (Tab): it is visible, and what no key of it takes is typed into the input."""
 
+import threading
+
 import pytest
 from ruvmlx.apps.chat.prompt import CHOOSING
 
@@ -57,6 +59,30 @@ async def test_keys_of_the_chat_do_nothing_behind_another_screen(opened):
         await until(pilot, lambda: app.screen is shown)
         await pilot.press("ctrl+y")
         await until(pilot, lambda: len(runtime.ratings) == 1)
+
+
+@pytest.mark.parametrize("then", ["escape", "ctrl+c", "ctrl+o"])
+@pytest.mark.parametrize("opened", ["f3", "f4"])
+async def test_a_list_that_waits_for_the_model_can_be_cancelled(opened, then):
+    """The runtime is busy when the user asks for the list. Another list takes the place of this list."""
+    runtime, busy, go_on = ScriptedRuntime(["One."]), threading.Event(), threading.Event()
+
+    def work(_):
+        busy.set()
+        go_on.wait(60)
+
+    async with chatting(runtime) as (app, pilot):
+        await ask(app, pilot)
+        app.chat.start(lambda: app.host.call_between(work))
+        await until(pilot, busy.is_set)
+        await pilot.press(opened, then)
+        await pilot.pause(0.1)
+        done = app.chat.start(lambda: app.host.call_between(lambda _: None))
+        go_on.set()
+        await until(pilot, lambda: done.is_finished)
+        await pilot.pause(0.2)
+        assert len(app.screen_stack) == (2 if then == "ctrl+o" else 1) and app.phase == "idle"
+        assert "Press again to quit" not in screen_text(app)
 
 
 async def test_m_on_a_complete_reply_says_that_it_is_complete():

@@ -151,7 +151,7 @@ class Actions:
         chat, what = self._chat, argument if path == "command" else path
         session, idle = bool(chat.state.session), chat.phase == "idle"
         if what == "write.stop":
-            return chat.phase in ("replying", "opening")
+            return chat.can_stop
         if what == "edit.cancel":
             return chat.editing is not None
         if what in ("write.again", "write.more", "write.edit", "write.flip"):

@@ -41,7 +41,7 @@ class LeaveActions:
         app at the second Ctrl+C within QUIT_WINDOW."""
         if self._clipboard.copy_selected_text():
             return
-        if self._chat.phase in ("replying", "opening"):
+        if self._chat.can_stop:
             self._write.stop()
         elif time.monotonic() - self._interrupted_at < QUIT_WINDOW:
             self.leave()

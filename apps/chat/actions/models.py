@@ -106,7 +106,11 @@ class ModelActions:
 
     async def _choose(self, words: str) -> None:
         self._chat.host.interrupt()
-        in_use, auto = await self._chat.host.call_between(lambda runtime: (runtime.model, runtime.is_auto))
+        known = await self._chat.prepare(lambda runtime: (runtime.model, runtime.is_auto))
+        if known is None:
+            self._write.settle()
+            return
+        in_use, auto = known
         files = self._chat.options.files
         guest = isinstance(self._chat.host, Guest)
         listed = partial(models.models, in_use, proposes=not guest, auto=None if guest else auto)
@@ -199,7 +203,7 @@ class ModelActions:
         self._chat.start(self._choose_adapter)
 
     async def _choose_adapter(self) -> None:
-        entries = await self._chat.attempt(models.adapters)
+        entries = await self._chat.prepare(models.adapters)
         if entries is None:
             return
         screen = PickerScreen("Adapters", lambda: entries, models.new_adapter_line)

@@ -122,7 +122,9 @@ class WriteActions:
         await self._write(write_more(chat.state, reply.message_id), reply, place)
 
     def stop(self) -> None:
-        """Stop the reply that the model writes, the tool call of this reply, or the opening of a model."""
+        """Stop the reply that the model writes, the tool call of this reply, or the opening of a model.
+        Cancel a list that the app does not show yet."""
+        self._chat.cancel_list()
         if self._chat.phase in ("replying", "opening"):
             self._tools.stop()
             self._chat.host.stop()
