@@ -54,6 +54,18 @@ NO_BAD_RATING = "A reason goes with a bad rating: - or 1 or 2 comes first"
 KEY_WAIT = 0.25  # the maximum number of seconds for which a key waits for the input
 
 
+class Dock(Vertical):
+    """The input, and the lines above and below it. The side panel has the lines above them."""
+
+    def __init__(self, panel: Panel) -> None:
+        super().__init__(id="dock")
+        self._panel = panel
+
+    def on_resize(self) -> None:
+        whole = self.app.size
+        self._panel.place(whole.width, whole.height - self.outer_size.height)
+
+
 class ChatApp(ChatShell):
     CSS_PATH = "app.tcss"
     TITLE = "ruvmlx"
@@ -100,7 +112,8 @@ class ChatApp(ChatShell):
 
     def compose(self) -> ComposeResult:
         chat = self.chat
-        chat.panel, chat.transcript = Panel(), Transcript()
+        chat.panel = Panel()
+        chat.transcript = Transcript(chat.panel.uncover)
         chat.status, chat.key_hints = StatusLine(), KeyHints()
         chat.suggestions = SuggestionList()
         draft = self.actions.draft
@@ -108,7 +121,8 @@ class ChatApp(ChatShell):
         yield chat.panel
         with chat.transcript:
             yield Welcome()
-        with Vertical(id="dock"):
+        self._dock = Dock(chat.panel)
+        with self._dock:
             yield chat.suggestions
             yield chat.prompt
             yield chat.status
@@ -213,6 +227,7 @@ class ChatApp(ChatShell):
         """Limit the input's height to a third of the screen, but at least three lines, so that the
         conversation has room."""
         self.chat.prompt.styles.max_height = max(3, event.size.height // 3)
+        self._dock.on_resize()
 
     # Methods that open and leave the app
 

@@ -3,7 +3,7 @@ earlier messages when the user scrolls to the top."""
 
 import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from textual.containers import VerticalScroll
@@ -59,8 +59,10 @@ class Transcript(VerticalScroll, can_focus=False):
     some earlier messages.
     """
 
-    def __init__(self, *children: Widget) -> None:
-        super().__init__(*children)
+    def __init__(self, before_add: Callable[[], None]) -> None:
+        """before_add: a function that `add` calls first."""
+        super().__init__()
+        self._before_add = before_add
         self._earlier: list[Turn] = []  # messages before the shown messages; they have no widgets yet
         self._later: list[Turn] = []  # messages after the shown messages, as after a search
         self._lacks_earlier = False  # True: `_earlier` can lack the older messages of the chat
@@ -79,6 +81,7 @@ class Transcript(VerticalScroll, can_focus=False):
     async def add(self, *widgets: Widget) -> None:
         """Add widgets at the end of the conversation, and scroll to them. Keep the end on the screen while
         the widgets grow."""
+        self._before_add()
         await self.query_children(Welcome).remove()
         await self.mount_all(widgets)
         self.anchor()

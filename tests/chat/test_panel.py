@@ -42,6 +42,33 @@ async def test_ratings_undo_and_rollback_update_the_panel(chatting, size):  # no
         await until(pilot, lambda: "default, version" not in screen_text(app))
 
 
+async def test_in_a_narrow_terminal_the_panel_covers_the_conversation(chatting):  # noqa: F811
+    """All rows can be read with Page Down, the input stays whole, and a new reply closes the panel."""
+    async with chatting((40, 12)) as (app, pilot):
+        await ask(app, pilot, "What is blue?")
+        await pilot.press("f2")
+        await until(pilot, lambda: "adapter   default, version 0" in screen_text(app))
+        await pilot.press(*"two", "ctrl+j", *"lines")
+        await until(pilot, lambda: app.chat.panel.outer_size.height == 12 - app._dock.outer_size.height)
+        assert "│ lines    " in screen_text(app) and "What is blue?" not in screen_text(app)
+        seen = screen_text(app)
+        while not app.chat.panel.is_vertical_scroll_end:
+            before = app.chat.panel.scroll_y
+            await pilot.press("pagedown")
+            await until(pilot, lambda before=before: app.chat.panel.scroll_y > before)
+            await pilot.pause(0.1)
+            seen += screen_text(app)
+        rows = [word for _, rows in overview.sections(app.chat.panel.view, None) for word, _ in rows]
+        assert all(f" {word} " in seen for word in rows if word not in overview.DETAILS)
+        assert "^r take back" in seen
+        await pilot.resize_terminal(100, 30)
+        await until(pilot, lambda: "What is blue?" in screen_text(app) and "adapter" in screen_text(app))
+        await pilot.resize_terminal(40, 12)
+        await until(pilot, lambda: "What is blue?" not in screen_text(app))
+        await ask(app, pilot, "And green?")
+        assert "And green?" in screen_text(app) and not app.chat.panel.display
+
+
 async def test_the_panel_can_be_shown_without_an_adapter(open_tiny, chatting):  # noqa: F811
     async with chatting() as (app, pilot):
         await send(app, pilot, "/adapter none")

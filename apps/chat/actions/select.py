@@ -30,7 +30,10 @@ class SelectActions:
         self._chat.start(partial(self._scroll, pages))
 
     async def _scroll(self, pages: int) -> None:
-        transcript = self._chat.transcript
+        transcript, panel = self._chat.transcript, self._chat.panel
+        if panel.covers:
+            panel.scroll_relative(y=pages * max(1, panel.size.height - 1), animate=False)
+            return
         if pages < 0 and transcript.scroll_y <= 0:
             await transcript.load_earlier()
         if pages > 0 and transcript.is_vertical_scroll_end:
