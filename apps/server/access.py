@@ -109,18 +109,19 @@ class Access:
 
 
 def _key(headers: Headers, keys: Sequence[str]) -> str:
-    """Return the client's API key if the key is in `keys`. If the key is not in `keys`, raise ApiError,
-    401."""
-    scheme, _, given = headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer":
-        given = headers.get("x-api-key", "")
-    found = matching(given.strip(), keys)
-    if found is None:
-        message = "an API key is needed, as in `Authorization: Bearer KEY`; this one is not valid."
-        if not given:
-            message = "an API key is needed, as in `Authorization: Bearer KEY`."
-        raise ApiError(401, message, code="invalid_api_key")
-    return found
+    """Return the client's API key if the key is in `keys`. The client can send the key as a bearer token, in
+    the header `x-api-key`, or both. If both are valid, return the bearer token. A proxy can add a token of
+    its own to a request, so one valid key is enough. If no key is in `keys`, raise ApiError, 401."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    sent = [token if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
+    given = [key.strip() for key in sent if key.strip()]
+    for key in given:
+        if matching(key, keys) is not None:
+            return key
+    message = "an API key is needed, as in `Authorization: Bearer KEY`; this one is not valid."
+    if not given:
+        message = "an API key is needed, as in `Authorization: Bearer KEY`."
+    raise ApiError(401, message, code="invalid_api_key")
 
 
 def _is_own(origin: str, host: str) -> bool:

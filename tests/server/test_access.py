@@ -6,6 +6,7 @@ import os
 
 import pytest
 from ruvmlx.apps.server import keys
+from ruvmlx.apps.server.access import Access
 from ruvmlx.apps.server.app import ENDPOINTS
 from ruvmlx.apps.server.keys import matching, new_key, salt_digest, saved_keys
 
@@ -85,6 +86,11 @@ def test_without_origin_no_cors(shared):
         ({"authorization": f"Bearer {KEY}"}, 200),
         ({"authorization": f"bearer {OTHER}"}, 200),
         ({"x_api_key": KEY}, 200),
+        ({"x_api_key": KEY, "authorization": "Bearer of-a-proxy"}, 200),
+        ({"x_api_key": KEY, "authorization": "Bearer "}, 200),
+        ({"x_api_key": KEY, "authorization": "Basic of-a-proxy"}, 200),
+        ({"x_api_key": "of-a-proxy", "authorization": f"Bearer {KEY}"}, 200),
+        ({"x_api_key": f"{KEY}x", "authorization": "Bearer of-a-proxy"}, 401),
         ({"authorization": f"Bearer {KEY}x"}, 401),
         ({"authorization": f"Bearer {KEY[:-1]}"}, 401),
         ({"authorization": "Bearer "}, 401),
@@ -126,6 +132,13 @@ def test_no_spelling_of_a_path_is_a_way_around_the_key_of_the_chat_app(shared, e
         assert plain.status in (401, 404), plain
         page = shared.ask(method, path, {} if endpoint.body else None, origin="http://localhost:3000")
         assert page.status in (403, 404), page
+
+
+def test_the_bearer_token_comes_before_the_other_valid_key():
+    """The caches of a client depend on its key."""
+    access, bearer = Access([KEY, OTHER]), {"authorization": f"Bearer {KEY}"}
+    of_bearer, of_other = (access.check_key(h, None) for h in (bearer, {"x-api-key": OTHER}))
+    assert access.check_key({**bearer, "x-api-key": OTHER}, None) == of_bearer != of_other
 
 
 def test_no_key_reaches_the_log_or_the_caches(serve):
