@@ -1,9 +1,11 @@
 """This module is the outermost layer of the server's application. The module checks the host, the origin and
 the API key of each request, answers CORS preflight requests, and sends the errors of these checks."""
 
+import re
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from starlette.routing import compile_path
 
@@ -14,6 +16,7 @@ from .sending import Receive, Send, Sender, refuse_websocket
 from .serving import Serving
 
 REQUEST_ID = "x-request-id", "request-id"  # the names that the clients of OpenAI and of Anthropic read
+_AUTHORITY = re.compile(rb"https?://([^/]*)", re.IGNORECASE)
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
@@ -28,6 +31,7 @@ class Gate:
         self._endpoints = [(compile_path(endpoint.path)[0], endpoint) for endpoint in endpoints]
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        _use_origin_form(scope)
         if scope["type"] == "websocket":
             await self._attach(scope, receive, send)
             return
@@ -86,3 +90,15 @@ class Gate:
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         here = [endpoint for rule, endpoint in self._endpoints if rule.match(scope["path"])]
         return next((e for e in here if e.method == method), here[0] if here else None)
+
+
+def _use_origin_form(scope: dict[str, Any]) -> None:
+    """If the request line has a whole URL, keep only its path. The host of the URL takes the place of the
+    Host header. (RFC 9112, section 3.2.2: clients send such a request line to a proxy, and a server must
+    accept it.)"""
+    target = scope.get("raw_path", b"")
+    if found := _AUTHORITY.match(target):
+        path = target[found.end() :] or b"/"
+        scope["raw_path"], scope["path"] = path, unquote(path.decode("ascii"))
+        others = [field for field in scope["headers"] if field[0] != b"host"]
+        scope["headers"] = [(b"host", found[1]), *others]

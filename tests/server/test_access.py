@@ -141,6 +141,31 @@ def test_the_bearer_token_comes_before_the_other_valid_key():
     assert access.check_key({**bearer, "x-api-key": OTHER}, None) == of_bearer != of_other
 
 
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        ("http://localhost/v1/models", "localhost", 200),
+        ("HTTP://my-mac.local:80/v1/models?limit=1", "localhost", 200),
+        ("http://my-mac.local/v1/models", "evil.example", 200),
+        ("https://localhost/v1%2Fmodels/nothing", "localhost", 404),
+        ("http://localhost", "localhost", 200),
+        ("http://localhost?a=b", "localhost", 200),
+        ("http://evil.example/v1/models", "localhost", 403),
+        ("http://evil.example%2Flocalhost/v1/models", "localhost", 403),
+        ("http://localhost@evil.example/v1/models", "localhost", 403),
+        ("http:///v1/models", "localhost", 403),
+        ("ftp://localhost/v1/models", "localhost", 404),
+    ],
+)
+def test_a_whole_url_in_the_request_line_counts_as_its_path_and_its_host(serve, one, target, host, status):
+    """The host of the URL takes the place of the Host header (RFC 9112, section 3.2.2)."""
+    running = one(lambda: serve(hosts=["my-mac.local"]))
+    connection = running.connect()
+    connection.sendall(f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+    with connection, connection.makefile("rb") as answer:
+        assert answer.read().startswith(f"HTTP/1.1 {status} ".encode())
+
+
 def test_no_key_reaches_the_log_or_the_caches(serve):
     running = serve(keys=[KEY])
     salts = []
