@@ -114,6 +114,8 @@ _OLLAMA_OPTIONS = {
     "options.num_ctx": Unused(int, "The context is the model's."),
     "options.num_keep": Unused(int, "Nothing is removed from the conversation."),
     "options.mirostat": Unused(Literal[0], "0 is off."),
+    "options.tfs_z": Unused(Literal[1], "1 is off."),
+    "options.typical_p": Unused(Literal[1], "1 is off."),
     "options.mirostat_eta": Unused(float, "Only mirostat uses it."),
     "options.mirostat_tau": Unused(float, "Only mirostat uses it."),
     "options.penalize_newline": Unused(bool, "A new line is a token like any other."),
@@ -147,7 +149,10 @@ UNUSED: dict[type, dict[str, Unused]] = {
         "store": Unused(bool, _NOT_KEPT),
         "verbosity": Unused(Literal["low", "medium", "high"], "A model has one verbosity."),
     },
-    CompletionBody: {"stream_options.include_obfuscation": _OBFUSCATION},
+    CompletionBody: {
+        "best_of": Unused(Literal[1], "1 is the default."),
+        "stream_options.include_obfuscation": _OBFUSCATION,
+    },
     EmbeddingBody: {"user": Unused(str, _NOT_KEPT)},
     ResponsesBody: {
         **_OPENAI_HINTS,
@@ -158,6 +163,7 @@ UNUSED: dict[type, dict[str, Unused]] = {
         "reasoning.summary": Unused(Literal["auto", "concise", "detailed"], "The output has the thought."),
         "reasoning.generate_summary": Unused(str, "The output has the thought itself."),
         "stream_options": Unused(_ObfuscationOnly, _OBFUSCATION.why),
+        "top_logprobs": Unused(Literal[0], "0 is the default."),
         "text.verbosity": Unused(Literal["low", "medium", "high"], "A model has one verbosity."),
         "input[].content[].parsed": _PARSED,
         "input[].content[].prompt_cache_breakpoint": _MARKS,
@@ -178,7 +184,9 @@ UNUSED: dict[type, dict[str, Unused]] = {
     OllamaEmbedBody: {"options": _FOR_REPLIES},
     InfillBody: {
         "cache_prompt": Unused(bool, _CACHES),
+        "grammar": Unused(Literal[""], "An empty grammar is none."),
         "id_slot": Unused(int, "Any slot has every cache."),
+        "n_probs": Unused(Literal[0], "0 is the default."),
         "n_indent": Unused(int, "Lines are as the model writes them."),
         "response_fields": Unused(list[str], "The answer has all its fields."),
         "samplers": Unused(list[str], "top_k, top_p and min_p apply together."),

@@ -210,6 +210,9 @@ def test_unused_fields_change_nothing(roomy, kind):
     [
         (ChatBody, "modalities", ["text", "audio"], "modalities"),
         (ChatBody, "service_tier", 3, "service_tier"),
+        (CompletionBody, "best_of", 2, "best_of"),
+        (CompletionBody, "best_of", True, "best_of"),
+        (ResponsesBody, "top_logprobs", 1, "top_logprobs"),
         (ResponsesBody, "include", ["message.output_text.logprobs"], "include"),
         (ResponsesBody, "tools[].tools[].defer_loading", "no", "tools[1].tools[0].defer_loading"),
         (MessagesBody, "tools[].allowed_callers", ["code_execution_20250825"], "tools[0].allowed_callers"),
