@@ -32,8 +32,8 @@ from . import (
 )
 from .access import Access
 from .dispatch import Dispatcher
-from .endpoint import Endpoint
-from .errors import ApiError, ErrorShape, openai_error
+from .endpoint import Endpoint, error_shape
+from .errors import ApiError, ErrorShape
 from .gate import Gate
 from .model_pool import ModelPool
 from .ollama_chat import ollama_error
@@ -93,19 +93,20 @@ def _not_routed(serving: Serving, endpoints: Sequence[Endpoint], routes: Sequenc
             message = "this path does not have this method; GET /openapi.json lists all."
         failure = ApiError(error.status_code, message, code=code)
         serving.note_refusal(failure, path, request.scope["state"]["id"])
-        return _Failure(serving, failure, headers, _shape(request.url.path, endpoints))
+        return _Failure(serving, failure, headers, _shape(request, endpoints))
 
     return answer
 
 
-def _shape(path: str, endpoints: Sequence[Endpoint]) -> ErrorShape:
-    """Return the form (OpenAI's, Anthropic's or ollama's) in which the server answers with an error for this
-    path. A path that begins with /api/ has ollama's form. Another path has the form of the first endpoint in
-    the list whose path is this path or a parent path; if there is no such endpoint, OpenAI's form."""
+def _shape(request: Any, endpoints: Sequence[Endpoint]) -> ErrorShape:
+    """Return the form (OpenAI's, Anthropic's or ollama's) in which the server answers with an error for the
+    path of this request. A path that begins with /api/ has ollama's form. Another path has the form of the
+    first endpoint in the list whose path is this path or a parent path."""
+    path = request.url.path
     if path.startswith("/api/"):
         return ollama_error
-    found = (e.errors for e in endpoints if path == e.path or path.startswith(f"{e.path}/"))
-    return next(found, openai_error)
+    found = (e for e in endpoints if path == e.path or path.startswith(f"{e.path}/"))
+    return error_shape(next(found, None), request.headers)
 
 
 class _Failure:

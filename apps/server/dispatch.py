@@ -13,8 +13,8 @@ from ruvmlx.errors import RuvmlxError
 from .access import headers_of
 from .body_budget import HeldBody
 from .decoding import Decoded, decode, decode_query
-from .endpoint import Call, Endpoint, EventStream
-from .errors import ApiError, ErrorShape, InternalError, anthropic_error, request_error
+from .endpoint import Call, Endpoint, EventStream, error_shape
+from .errors import ApiError, ErrorShape, InternalError, request_error
 from .memory_share import PooledModel
 from .model_pool import ModelPool
 from .request_fields import ignored_betas
@@ -37,9 +37,7 @@ class Dispatcher:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         serving, endpoint = self._serving, self._endpoint
         started, facts = time.monotonic(), dict[str, float]()
-        errors = endpoint.errors
-        if endpoint.anthropic_answer is not None and "anthropic-version" in headers_of(scope):
-            errors = anthropic_error
+        errors = error_shape(endpoint, headers_of(scope))
         sender = Sender(send, serving.limits, scope["state"].get("headers", ()))
         serving.calls += 1
         gone, held, failed = False, HeldBody(serving.bodies), ""

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .errors import ApiError, ErrorShape, openai_error
+from .errors import ApiError, ErrorShape, anthropic_error, openai_error
 from .keys import salt_digest
 from .openai_answers import ErrorAnswer
 
@@ -125,3 +125,12 @@ class Endpoint:
     is_private: bool = False
     embeds: bool = False
     is_look: bool = False
+
+
+def error_shape(endpoint: Endpoint | None, headers: Mapping[str, str]) -> ErrorShape:
+    """Return the form in which the client of a request reads errors. The header `anthropic-version` asks for
+    Anthropic's form, if the endpoint has this form or if there is no such endpoint. endpoint: None for an
+    unknown path."""
+    if "anthropic-version" in headers and (endpoint is None or endpoint.anthropic_answer is not None):
+        return anthropic_error
+    return endpoint.errors if endpoint is not None else openai_error

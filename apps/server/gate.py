@@ -10,8 +10,8 @@ from urllib.parse import unquote
 from starlette.routing import compile_path
 
 from .access import Access, headers_of
-from .endpoint import Endpoint
-from .errors import ApiError, openai_error
+from .endpoint import Endpoint, error_shape
+from .errors import ApiError
 from .sending import Receive, Send, Sender, refuse_websocket
 from .serving import Serving
 
@@ -56,8 +56,7 @@ class Gate:
         except ApiError as error:
             path = endpoint.path if endpoint is not None else ""
             self._serving.note_refusal(error, path, state["id"])
-            shape = endpoint.errors if endpoint is not None else openai_error
-            await self._sender(send, answer_headers).error(error, shape)
+            await self._sender(send, answer_headers).error(error, error_shape(endpoint, headers))
 
     def _check_size(self, scope: dict[str, Any]) -> None:
         """Raise ApiError, 431, if the request's header is too large. The library h11 limits the size of the

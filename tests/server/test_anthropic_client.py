@@ -228,6 +228,40 @@ def test_paths_that_there_are_not(shared):
         assert refused.status == status and refused.json["type"] == "error"
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/models", 401),
+        ("GET", "/v1/models/none", 401),
+        ("POST", "/v1/messages/count_tokens", 401),
+        ("POST", "/v1/messages/batches", 401),
+        ("GET", "/v1/files", 401),
+        ("POST", "/v1/models", 405),
+        ("GET", "/v1/models/none", 404),
+        ("GET", "/v1/models?limit=0", 400),
+        ("GET", "/v1/models?after_id=none", 404),
+        ("POST", "/v1/complete", 404),
+        ("GET", "/v1/files", 404),
+        ("GET", "/messages", 404),
+    ],
+)
+def test_a_client_of_anthropics_kind_reads_every_error_of_its_paths(serve, one, method, path, status):
+    """The header `anthropic-version` asks for the form. Without this header, the other clients get theirs."""
+    running, key = one(lambda: serve(keys=["a" * 20])), {} if status == 401 else {"x_api_key": "a" * 20}
+    body = {} if method == "POST" else None
+    refused = running.ask(method, path, body, anthropic_version="2023-06-01", **key)
+    assert refused.status == status and refused.json["type"] == "error", refused.body
+    assert refused.json["error"]["message"] and refused.json["error"]["type"]
+    if not path.startswith(("/v1/messages", "/v1/models?")):  # OpenAI's list has one page
+        assert running.ask(method, path, body, **key).error["message"]
+
+
+def test_an_endpoint_of_another_api_keeps_its_form_of_errors(shared):
+    header = {"anthropic_version": "2023-06-01"}
+    assert shared.ask("POST", "/v1/chat/completions", {}, **header).error
+    assert isinstance(shared.ask("POST", "/api/nothing", {}, **header).json["error"], str)
+
+
 def test_a_ping_in_silence(serve, request_fields, body):
     """While the reply waits for its turn, the stream is kept alive by events that the client knows."""
     from ruvmlx.apps.server.limits import ServerLimits
