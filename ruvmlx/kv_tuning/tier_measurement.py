@@ -88,6 +88,13 @@ class TierComparison:
         self._start = max(first, self._end - BLOCKS * PAGE)
         self._f16: KVCache | None = None
 
+    def new_bytes(self, policy: TierPolicy, page_bytes: tuple[int, ...]) -> int:
+        """Return the maximum number of bytes that `cost` adds to the bytes of the page pool. The f16 cache of
+        an earlier call is in the pool already. page_bytes: bytes of one page, by tier."""
+        whole = len(self.tokens) + PAGE
+        held = F16.bytes(self._start // PAGE * PAGE, page_bytes) if self._f16 is not None else 0
+        return F16.bytes(whole, page_bytes) - held + policy.bytes(whole, page_bytes)
+
     def cost(self, policy: TierPolicy, pause: Pause) -> Cost:
         """Measure KL(f16 || policy) between the distributions over the whole vocabulary, and the time of a
         decoded token with an f16 cache and with the policy's cache."""
@@ -344,8 +351,8 @@ class KVLoop:
             if pool.level:
                 raise NoRoom("memory is short; nothing is measured until there is room")
 
-        need = sum(p.bytes(len(reading.tokens) + PAGE, pool.sizes) for p in (F16, policy))
-        if pool.pressure() > LOW or (pool.budget and pool.nbytes + need + PAGE > pool.budget):
+        need = reading.new_bytes(policy, pool.sizes)
+        if pool.pressure() > LOW or (pool.budget and pool.nbytes + need > pool.budget):
             raise NoRoom("memory has no room for two more caches; nothing is measured")
         with pool.same_level():
             check_memory()

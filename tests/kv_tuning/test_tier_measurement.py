@@ -94,6 +94,29 @@ def test_it_is_what_one_reading_of_everything_gives(tiny_backend):
     assert got == pytest.approx([mean_kl(p[block], q[block]) for block in blocks], rel=0.05)
 
 
+@pytest.mark.parametrize("n", [LONG, LONG + 37])
+def test_a_comparison_says_how_many_bytes_it_adds(tiny_backend, n):
+    """The f16 cache is read once, for the first policy. It counts once."""
+    reading, pool = TierComparison(tiny_backend, tokens(n), COLD_FROM), tiny_backend.pool
+    needs = []
+    for policy in (NEVER, SOON, LATER):
+        before, peak = pool.nbytes, [0]
+        needs.append(reading.new_bytes(policy, pool.sizes))
+        reading.cost(policy, lambda peak=peak: peak.append(pool.nbytes))
+        assert max(peak) - before <= needs[-1]
+    assert needs[1] < needs[0] and needs[2] < needs[0]
+
+
+def test_policies_are_measured_where_one_policy_and_f16_have_room(three, monkeypatch):
+    """The budget is that of two caches, and the f16 cache of the first policy serves the others."""
+    pool = three.engine.backend.pool
+    monkeypatch.setattr(pool, "pressure", lambda: 0.1)
+    whole = [policy.bytes(LONG + PAGE, pool.sizes) for policy in (F16, SOON, LATER, NEVER)]
+    monkeypatch.setattr(pool, "budget", pool.nbytes + whole[0] + max(whole[1:]))
+    report = three.tiers.review()
+    assert report["stopped"] == "" and report["measured"] == 2
+
+
 @pytest.mark.parametrize("policy", [SOON, LATER, NEVER, TIERED])
 def test_reach_is_where_the_lowest_tier_begins(policy):
     cold, low = policy.counts(policy.reach)
