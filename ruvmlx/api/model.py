@@ -8,12 +8,17 @@
 
 The runtime runs in its own thread, because MLX binds its streams to threads. Any thread can call the methods
 of this module; the calls run one after another. The methods raise the errors of `ruvmlx.errors`.
+
+At the end of the program, the models that are still open close.
 """
 
+import atexit
+import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
@@ -24,6 +29,7 @@ from ..models.config.model import Message
 from ..sampling import NO_SAMPLING, ReplyOptions
 from ..settings import SPECS, Settings, load
 from .arguments import NO_ADAPTER, check_adapter, check_count, check_options, check_text, kind_of
+from .call_thread import CallThread
 from .replies import Reply, ReplyStream, id_of, writer_of
 from .types import Preference, Rating
 
@@ -36,21 +42,21 @@ Prompt = str | Sequence[Mapping[str, str]]
 Begin = Callable[["Runtime", dict[str, Any]], Iterator[Chunk]]
 
 
+_open_models = weakref.WeakSet["LocalModel"]()
+
+
 class LocalModel:
     """A model in memory, with its adapter and the user's chats. Call `ruvmlx.open` to make a LocalModel."""
 
     def __init__(self, settings: Settings):
         """Load the model and its adapter, which takes seconds."""
         self.settings = settings
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ruvmlx")
+        self._thread = CallThread()
         self._lock = threading.Lock()  # no work begins while `close` ends the replies
-        self._is_closed = False
+        self._closing: Future[None] | None = None  # the end of the runtime, once `close` was called
         self._cancels = weakref.WeakSet[threading.Event]()  # the events that end the open reply streams
-        try:
-            self._runtime = self._pool.submit(_open_runtime, settings).result()
-        except BaseException:
-            self._pool.shutdown(wait=False)
-            raise
+        self._runtime = self._thread.submit(_open_runtime, settings).result()
+        _open_models.add(self)
 
     @property
     def name(self) -> str:
@@ -158,16 +164,24 @@ class LocalModel:
 
     def close(self) -> None:
         """End unfinished replies, save KV caches and free the memory. Later calls raise UsageError."""
+        self._begin_close().result()
+        self._thread.join()
+
+    def _begin_close(self) -> Future[None]:
+        """End unfinished replies, and close the runtime in its thread. Return the future of the end."""
         with self._lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            for cancel in self._cancels:
-                cancel.set()
-            closing = self._pool.submit(self._runtime.close)
-            self._pool.shutdown(wait=False)
-        self._pool.shutdown()
-        closing.result()
+            if self._closing is None:
+                for cancel in self._cancels:
+                    cancel.set()
+                self._closing = self._thread.submit(self._runtime.close)
+                self._thread.end()
+            return self._closing
+
+    def _leave_to_parent(self) -> None:
+        """Close this object in a child process. The thread of the runtime runs only in the parent."""
+        self._lock = threading.Lock()
+        self._closing = Future()
+        self._closing.set_result(None)
 
     def __enter__(self) -> "LocalModel":
         return self
@@ -204,11 +218,11 @@ class LocalModel:
         """Run work(runtime) in the runtime's thread. cancel: the event that ends the work; `close` sets the
         event."""
         with self._lock:
-            if self._is_closed:
+            if self._closing is not None:
                 raise UsageError("this model is closed; open it again.")
             if cancel is not None:
                 self._cancels.add(cancel)
-            return self._pool.submit(work, self._runtime)
+            return self._thread.submit(work, self._runtime)
 
 
 class Chat:
@@ -311,3 +325,19 @@ def _message(given: Mapping[str, str]) -> Message:
     check_text(given["role"], "the role of a message")
     check_text(given["content"], "the content of a message")
     return Message(given["role"], given["content"])
+
+
+@atexit.register
+def _close_open_models() -> None:
+    """Close the models that the program did not close, so that none of them computes during the exit."""
+    for model in list(_open_models):
+        with contextlib.suppress(Exception):  # the program has ended; nobody can handle the error
+            model.close()
+
+
+def _leave_models_to_parent() -> None:
+    for model in list(_open_models):
+        model._leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_models_to_parent)

@@ -295,7 +295,7 @@ def test_closing_ends_a_reply_that_begins_meanwhile(tiny_folder, home, monkeypat
     def submit_and_close(*arguments):
         found = submit(*arguments)
         closing.start()
-        while not model._pool._shutdown:
+        while model._closing is None:
             time.sleep(0.001)
         return found
 
