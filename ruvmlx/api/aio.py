@@ -9,12 +9,14 @@ async with await ruvmlx.aopen() as model:
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from ..engine.context_window import Turn
 from ..sampling import ReplyOptions
+from .call_thread import CallThread
 from .model import Chat, LocalModel, Prompt, open
 from .replies import Reply, ReplyStream
 from .types import Preference, Rating
@@ -22,41 +24,44 @@ from .types import Preference, Rating
 if TYPE_CHECKING:
     from ..sona.adapter_history import LearnStatus
 
+T = TypeVar("T")
+
 
 class AsyncReplyStream(AsyncIterator[str]):
     """An iterator over the pieces of one reply's text. If the asyncio task that reads the pieces is
     cancelled, the reply ends."""
 
-    def __init__(self, begin: Callable[[], ReplyStream]):
-        """begin: a function that starts the reply; the iterator calls the function when the caller requests
-        the first piece."""
-        self._begin = begin
-        self._begun: ReplyStream | None = None
-        self._is_stopped = False
+    def __init__(self, stream: ReplyStream):
+        self._stream, self._news = stream, asyncio.Event()
 
     async def __anext__(self) -> str:
-        stream = await self._stream()
+        stream, chunks, news = self._stream, self._stream._chunks, self._news
+        chunks.tell = _teller(asyncio.get_running_loop(), news)
+        while not stream._ended:
+            news.clear()
+            if chunks.empty():
+                await self._wait()
+            elif text := stream._text_of(chunks.get_nowait()):
+                return text
+        raise StopAsyncIteration
+
+    async def _wait(self) -> None:
+        """Wait for the next chunk. No thread waits, so any number of replies can be open."""
         try:
-            piece = await asyncio.to_thread(next, stream, None)
+            await self._news.wait()
         except asyncio.CancelledError:
-            stream.stop()
+            self.stop()
             raise
-        if piece is None:
-            raise StopAsyncIteration
-        return piece
 
     async def reply(self) -> Reply:
         """Wait until the reply is complete, then return the whole reply."""
         async for _ in self:
             pass
-        stream = await self._stream()
-        return await asyncio.to_thread(lambda: stream.reply)
+        return self._stream.reply
 
     def stop(self) -> None:
         """End the reply early. The store keeps the text so far, and the user can rate it."""
-        self._is_stopped = True
-        if self._begun is not None:
-            self._begun.stop()
+        self._stream.stop()
 
     async def __aenter__(self) -> "AsyncReplyStream":
         return self
@@ -64,12 +69,24 @@ class AsyncReplyStream(AsyncIterator[str]):
     async def __aexit__(self, *_: object) -> None:
         self.stop()
 
-    async def _stream(self) -> ReplyStream:
-        if self._begun is None:
-            self._begun = self._begin()
-            if self._is_stopped:
-                self._begun.stop()
-        return self._begun
+
+def _teller(loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> Callable[[], None]:
+    """Return a function with which another thread sets an event of the loop."""
+
+    def tell() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reads the reply
+            loop.call_soon_threadsafe(news.set)
+
+    return tell
+
+
+class WaitingCalls(CallThread):
+    """A thread in which the calls of one model wait for their turns. They take no thread of the event loop's
+    executor from the program."""
+
+    async def run(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Return the result of work(*arguments)."""
+        return await asyncio.wrap_future(self.submit(work, *arguments))
 
 
 class AsyncModel:
@@ -78,7 +95,7 @@ class AsyncModel:
     method `rate` of this class, because `Reply.rate` blocks the event loop."""
 
     def __init__(self, model: LocalModel):
-        self._model = model
+        self._model, self._calls = model, WaitingCalls()
 
     @property
     def name(self) -> str:
@@ -87,7 +104,7 @@ class AsyncModel:
 
     async def chat(self, id: str | None = None, system: str | None = None) -> "AsyncChat":
         """See `LocalModel.chat`."""
-        return AsyncChat(await asyncio.to_thread(self._model.chat, id, system))
+        return AsyncChat(await self._calls.run(self._model.chat, id, system), self._calls)
 
     async def reply(self, prompt: Prompt, **options: Unpack[ReplyOptions]) -> Reply:
         """See `LocalModel.reply`."""
@@ -95,41 +112,46 @@ class AsyncModel:
 
     def stream(self, prompt: Prompt, **options: Unpack[ReplyOptions]) -> AsyncReplyStream:
         """See `LocalModel.stream`."""
-        return AsyncReplyStream(lambda: self._model.stream(prompt, **options))
+        return AsyncReplyStream(self._model.stream(prompt, **options))
 
     async def rate(
         self, reply: Reply | str, rating: str | int, note: str = "", adapter: str | None = None
     ) -> Rating:
         """See `LocalModel.rate`."""
-        return await asyncio.to_thread(self._model.rate, reply, rating, note, adapter)
+        return await self._calls.run(self._model.rate, reply, rating, note, adapter)
 
     async def prefer(self, better: Reply | str, worse: Reply | str) -> Preference:
         """See `LocalModel.prefer`."""
-        return await asyncio.to_thread(self._model.prefer, better, worse)
+        return await self._calls.run(self._model.prefer, better, worse)
 
     async def edit(self, reply: Reply | str, text: str) -> Preference:
         """See `LocalModel.edit`."""
-        return await asyncio.to_thread(self._model.edit, reply, text)
+        return await self._calls.run(self._model.edit, reply, text)
 
     async def undo(self) -> "LearnStatus":
         """See `LocalModel.undo`."""
-        return await asyncio.to_thread(self._model.undo)
+        return await self._calls.run(self._model.undo)
 
     async def learned(self) -> "LearnStatus":
         """See `LocalModel.learned`."""
-        return await asyncio.to_thread(self._model.learned)
+        return await self._calls.run(self._model.learned)
+
+    async def adapter(self) -> str | None:
+        """See `LocalModel.adapter`."""
+        return await self._calls.run(lambda: self._model.adapter)
 
     async def use_adapter(self, name: str | None) -> None:
         """See `LocalModel.use_adapter`."""
-        await asyncio.to_thread(self._model.use_adapter, name)
+        await self._calls.run(self._model.use_adapter, name)
 
     async def embed(self, texts: str | Sequence[str]) -> list[list[float]]:
         """See `LocalModel.embed`."""
-        return await asyncio.to_thread(self._model.embed, texts)
+        return await self._calls.run(self._model.embed, texts)
 
     async def close(self) -> None:
         """See `LocalModel.close`."""
-        await asyncio.to_thread(self._model.close)
+        # `shield` lets the runtime close even if the task is cancelled
+        await asyncio.shield(asyncio.wrap_future(self._model._begin_close()))
 
     async def __aenter__(self) -> "AsyncModel":
         return self
@@ -141,8 +163,9 @@ class AsyncModel:
 class AsyncChat:
     """The class `Chat` for asyncio: its methods are coroutines; `stream` returns an asynchronous iterator."""
 
-    def __init__(self, chat: Chat):
-        self._chat = chat
+    def __init__(self, chat: Chat, calls: WaitingCalls):
+        """calls: those of the chat's AsyncModel."""
+        self._chat, self._calls = chat, calls
 
     @property
     def id(self) -> str:
@@ -151,7 +174,7 @@ class AsyncChat:
 
     async def messages(self) -> list[Turn]:
         """See `Chat.messages`."""
-        return await asyncio.to_thread(lambda: self._chat.messages)
+        return await self._calls.run(lambda: self._chat.messages)
 
     async def say(self, text: str, *, edit: int | None = None, **options: Unpack[ReplyOptions]) -> Reply:
         """See `Chat.say`."""
@@ -161,19 +184,19 @@ class AsyncChat:
         self, text: str, *, edit: int | None = None, **options: Unpack[ReplyOptions]
     ) -> AsyncReplyStream:
         """See `Chat.stream`."""
-        return AsyncReplyStream(lambda: self._chat.stream(text, edit=edit, **options))
+        return AsyncReplyStream(self._chat.stream(text, edit=edit, **options))
 
     async def again(self, message: int | None = None, **options: Unpack[ReplyOptions]) -> Reply:
         """See `Chat.again`."""
-        return await AsyncReplyStream(lambda: self._chat._again(message, options)).reply()
+        return await AsyncReplyStream(self._chat._again(message, options)).reply()
 
     async def continue_reply(self, message: int | None = None, **options: Unpack[ReplyOptions]) -> Reply:
         """See `Chat.continue_reply`."""
-        return await AsyncReplyStream(lambda: self._chat._continue(message, options)).reply()
+        return await AsyncReplyStream(self._chat._continue(message, options)).reply()
 
     async def rate(self, rating: str | int, note: str = "") -> Rating:
         """See `Chat.rate`."""
-        return await asyncio.to_thread(self._chat.rate, rating, note)
+        return await self._calls.run(self._chat.rate, rating, note)
 
 
 async def aopen(model: str | Path | None = None, **settings: Any) -> AsyncModel:

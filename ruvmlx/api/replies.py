@@ -66,6 +66,20 @@ class Reply:
         return self.text
 
 
+class ChunkQueue(SimpleQueue[Chunk | None]):
+    """The chunks of one reply that nobody has read yet; None after the last one.
+
+    tell: a function that the runtime's thread calls after each chunk.
+    """
+
+    def __init__(self) -> None:
+        self.tell: Callable[[], None] = lambda: None
+
+    def add(self, chunk: Chunk | None) -> None:
+        self.put(chunk)
+        self.tell()
+
+
 class ReplyStream(Iterator[str]):
     """An iterator over the pieces of one reply's text. The model writes on even if the caller reads no piece.
 
@@ -74,25 +88,29 @@ class ReplyStream(Iterator[str]):
     """
 
     def __init__(self, model: ReplyOwner, begin: Callable[["Runtime", threading.Event], Iterator[Chunk]]):
-        self._model, self._chunks, self._cancel = model, SimpleQueue[Chunk | None](), threading.Event()
+        self._model, self._chunks, self._cancel = model, (chunks := ChunkQueue()), threading.Event()
         self._response: GenerationResponse | None = None
         self._ended = False
-        self._written = model._submit(_piped_chunks(begin, self._chunks, self._cancel), self._cancel)
+        self._written = model._submit(_piped_chunks(begin, chunks, self._cancel), self._cancel)
+        self._written.add_done_callback(lambda _: chunks.add(None))
         weakref.finalize(self, self._cancel.set)
 
     def __next__(self) -> str:
         while not self._ended:
-            chunk = self._chunks.get()
-            if chunk is None:
-                self._ended = True
-                self._chunks.put(None)  # another thread can wait for the end, too
-                # this call raises the error with which the runtime ended the reply, if there was one
-                self._written.result()
-                break
-            self._response = chunk.response or self._response
-            if chunk.text:
-                return chunk.text
+            if text := self._text_of(self._chunks.get()):
+                return text
         raise StopIteration
+
+    def _text_of(self, chunk: Chunk | None) -> str:
+        """Return the text of the next chunk, which can be "". At the end, raise the error with which the
+        runtime ended the reply, if there was one."""
+        if chunk is None:
+            self._ended = True
+            self._chunks.add(None)  # another thread can wait for the end, too
+            self._written.result()
+            return ""
+        self._response = chunk.response or self._response
+        return chunk.text
 
     def stop(self) -> None:
         """End the reply before it is complete."""
@@ -117,17 +135,14 @@ class ReplyStream(Iterator[str]):
 
 def _piped_chunks(
     begin: Callable[["Runtime", threading.Event], Iterator[Chunk]],
-    chunks: "SimpleQueue[Chunk | None]",
+    chunks: ChunkQueue,
     cancel: threading.Event,
 ) -> Callable[["Runtime"], None]:
-    """Return a function for the runtime's thread that queues a reply's chunks, and None at the end."""
+    """Return a function for the runtime's thread that queues a reply's chunks."""
 
     def write(runtime: "Runtime") -> None:
-        try:
-            for chunk in begin(runtime, cancel):
-                chunks.put(chunk)
-        finally:
-            chunks.put(None)
+        for chunk in begin(runtime, cancel):
+            chunks.add(chunk)
 
     return write
 

@@ -327,6 +327,33 @@ async def test_asyncio(tiny_folder, home):
         assert model.name
 
 
+async def test_open_replies_take_no_thread_of_the_program(tiny_folder, home, monkeypatch):
+    """The loop's executor has one thread, and two replies are open; `close` ends both."""
+    draw = Run.draw
+
+    def draw_slowly(run, record=True):
+        time.sleep(0.05)
+        run.request.ignore_eos = True
+        return draw(run, record)
+
+    monkeypatch.setattr(Run, "draw", draw_slowly)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    async with await ruvmlx.aopen(tiny_folder, backend="reference", temperature=0) as model:
+        tasks = [asyncio.create_task(model.reply("hello", max_tokens=400)) for _ in range(2)]
+        status = asyncio.create_task(model.learned())
+        await asyncio.sleep(0.2)
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: 5), 10) == 5
+        await asyncio.wait_for(model.close(), 10)
+        assert [task.finish_reason for task in await asyncio.gather(*tasks)] == ["cancelled"] * 2
+        assert (await status).ratings == 0
+
+
+async def test_a_wrong_option_is_an_error_of_the_call(tiny_folder, home):
+    async with await ruvmlx.aopen(tiny_folder, backend="reference") as model:
+        with pytest.raises(UsageError, match="no option 'volume'"):
+            model.stream("hello", volume=11)
+
+
 async def test_a_stopped_stream_stays_stopped(tiny_folder, home):
     """Also if it is stopped before its first piece, and for every reader of the stream."""
     settings = {"backend": "reference", "temperature": 0, "max_tokens": 300}
@@ -335,10 +362,8 @@ async def test_a_stopped_stream_stays_stopped(tiny_folder, home):
         stream.stop()
         reply = await stream.reply()
         assert reply.finish_reason == "cancelled" and not reply.token_ids[1:]
-        begun = await stream._stream()
-        for _ in range(2):  # a reader whose task was cancelled still waits for a piece
-            assert await asyncio.wait_for(asyncio.to_thread(begun._chunks.get), 5) is None
-            begun._chunks.put(None)
+        for _ in range(2):  # every reader gets the end
+            assert await asyncio.wait_for(anext(stream, None), 5) is None
 
 
 @pytest.mark.parametrize("call", ["say", "again", "continue_reply"])
@@ -380,13 +405,10 @@ def test_every_public_name_is_explained():
                     assert inspect.getdoc(value), f"{name}.{member}"
 
 
-def test_every_async_method_is_one_of_the_sync_ones():
-    for asynchronous, plain in (
-        (ruvmlx.AsyncModel, api.LocalModel),
-        (ruvmlx.AsyncChat, api.Chat),
-    ):
-        public = {name for name in vars(asynchronous) if not name.startswith("_")}
-        assert all(hasattr(plain, name) or name in ("id",) for name in public)
+def test_both_apis_have_the_same_methods():
+    pairs = (ruvmlx.AsyncModel, api.LocalModel), (ruvmlx.AsyncChat, api.Chat)
+    found = [{name for name in vars(kind) if name[0] != "_"} - {"id"} for pair in pairs for kind in pair]
+    assert found[::2] == found[1::2]
 
 
 def test_importing_is_light_and_silent():
