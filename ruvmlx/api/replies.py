@@ -120,8 +120,12 @@ class ReplyStream(Iterator[str]):
     def reply(self) -> Reply:
         """Wait for the end of the reply and return the reply. If an error ended the reply, raises this error;
         if `next` has raised the error before, raises UsageError."""
-        for _ in self:
-            pass
+        try:
+            for _ in self:
+                pass
+        except KeyboardInterrupt:  # a shell keeps the stream with the traceback, so it would not end
+            self.stop()
+            raise
         if self._response is None:
             raise UsageError("this reply was ended by an error and has no text; ask again.")
         return _reply_of(self._response, self._model)

@@ -1,8 +1,10 @@
 """The end of a program that did not close its model, and the processes that it forks."""
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -57,6 +59,17 @@ threading.Thread(target=ask).start()
         tiny_folder,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+def test_ctrl_c_ends_the_reply_that_the_program_waits_for(tiny_folder, home):
+    """Also if the shell keeps the stream: the model is free for the next call."""
+    with ruvmlx.open(tiny_folder, backend="reference", temperature=0, max_tokens=6) as model:
+        stream = begin_endless(model)
+        next(stream)
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            print(stream.reply)
+        assert model.reply("hello").token_ids
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
