@@ -111,7 +111,7 @@ class ReplyView:
     def _take_back(self) -> str:
         assert self.reply is not None
         reply_id, learns = self.reply.id, self.reply.adapter
-        self.reply._model._call(lambda runtime: runtime.unrate(reply_id, learns))
+        self.reply._owner._call(lambda runtime: runtime.unrate(reply_id, learns))
         self.undo.disabled = True
         return "Taken back, as if it had never been given"
 

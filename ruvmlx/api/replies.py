@@ -4,9 +4,9 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..engine.types import Chunk, GenerationResponse
 from ..errors import UsageError
@@ -51,7 +51,14 @@ class Reply:
     ttft_ms: float
     examples: tuple[str, ...]
     adapter: str | None
-    _model: ReplyOwner = field(repr=False, compare=False)
+    _model: InitVar[ReplyOwner | None] = None  # no field: `dataclasses.asdict` leaves it out
+
+    def __post_init__(self, _model: ReplyOwner | None) -> None:
+        object.__setattr__(self, "_model", _model)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a pickle of this reply has: all but the model, which cannot be copied."""
+        return {name: value for name, value in vars(self).items() if name != "_model"}
 
     @property
     def answer(self) -> str:
@@ -60,7 +67,15 @@ class Reply:
 
     def rate(self, rating: str | int, note: str = "") -> Rating:
         """Rate this reply "up", "down" or 1 to 5. The adapter learns at once. See `LocalModel.rate`."""
-        return self._model.rate(self, rating, note)
+        return self._owner.rate(self, rating, note)
+
+    @property
+    def _owner(self) -> ReplyOwner:
+        """The model that wrote this reply. Raises UsageError for a copy."""
+        owner: ReplyOwner | None = getattr(self, "_model", None)
+        if owner is None:
+            raise UsageError("a copy of a reply has no model; rate it by `rate` of an open model.")
+        return owner
 
     def __str__(self) -> str:
         return self.text

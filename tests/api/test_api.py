@@ -1,8 +1,12 @@
 """`import ruvmlx`: the public API on a tiny random model."""
 
 import asyncio
+import copy
+import dataclasses
 import gc
 import inspect
+import json
+import pickle
 import subprocess
 import sys
 import threading
@@ -36,6 +40,19 @@ def test_the_readme_story(model):
     assert [turn.role for turn in chat.messages] == ["system", "user", "assistant"]
     assert model.learned().ratings == 1
     assert model.undo().ratings == 0
+
+
+def test_a_reply_can_be_a_dict_and_be_copied(model):
+    """Its copies have no model; the open model rates them."""
+    reply = model.reply("hello", seed=4)
+    fields = dataclasses.asdict(reply)
+    assert json.loads(json.dumps(fields))["text"] == reply.text and not any(name[0] == "_" for name in fields)
+    assert dataclasses.replace(reply, text="new").rate("up").applied and "_model" not in repr(reply)
+    for same in (copy.copy(reply), copy.deepcopy(reply), pickle.loads(pickle.dumps(reply))):
+        assert same == reply and hash(same) == hash(reply)
+        with pytest.raises(UsageError, match="copy of a reply"):
+            same.rate("up")
+        assert model.rate(same, "up").adapter_version
 
 
 def test_a_stream_gives_the_reply_piece_by_piece(model):
