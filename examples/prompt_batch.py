@@ -2,7 +2,7 @@
 
 python examples/prompt_batch.py questions.txt answers.jsonl
 
-The replies come one after another. The command `ruvmlx generate --prompts` writes up to 16 at the same time,
+The replies come one after another. The command `ruvmlx generate --prompts` writes up to 64 at the same time,
 and continues an unfinished file.
 """
 

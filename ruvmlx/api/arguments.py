@@ -9,6 +9,7 @@ from ..sampling import ReplyOptions
 from ..settings import parse
 
 NO_ADAPTER = "none"  # in place of an adapter's name: no adapter
+THIS_CALL = "this call"  # the name of a call's arguments in errors about settings
 
 
 def check_text(text: Any, what: str) -> None:
@@ -37,7 +38,7 @@ def check_count(value: Any, what: str, least: int = 0) -> None:
 def check_adapter(name: Any) -> None:
     """Raise UsageError unless `name` can be the name of an adapter."""
     check_text(name, "the name of an adapter")
-    parse("adapter", name, "this call")
+    parse("adapter", name, THIS_CALL)
 
 
 def check_options(options: Mapping[str, Any]) -> None:

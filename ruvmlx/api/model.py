@@ -28,7 +28,7 @@ from ..errors import NotFound, UsageError
 from ..models.config.model import Message
 from ..sampling import NO_SAMPLING, ReplyOptions
 from ..settings import SPECS, Settings, load
-from .arguments import NO_ADAPTER, check_adapter, check_count, check_options, check_text, kind_of
+from .arguments import NO_ADAPTER, THIS_CALL, check_adapter, check_count, check_options, check_text, kind_of
 from .call_thread import CallThread
 from .replies import Reply, ReplyStream, id_of, writer_of
 from .types import Preference, Rating
@@ -157,7 +157,8 @@ class LocalModel:
 
         Raises UsageError for an empty text and for a text of more than 8,192 tokens (or the context).
         """
-        wanted = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, str) else [texts]
+        is_one = isinstance(texts, (str, bytes)) or not isinstance(texts, Iterable)
+        wanted: list[Any] = [texts] if is_one else list(texts)
         for text in wanted:
             check_text(text, "a text to embed")
         return self._call(lambda runtime: [vector.tolist() for vector in runtime.embed(wanted)])
@@ -192,6 +193,8 @@ class LocalModel:
     def _messages(self, prompt: Prompt) -> list[Message]:
         if isinstance(prompt, Sequence) and not isinstance(prompt, (str, bytes)):
             return [_message(given) for given in prompt]
+        if not isinstance(prompt, str):
+            raise UsageError(f"a prompt is a text or a list of messages; got {kind_of(prompt)}.")
         check_text(prompt, "a prompt")
         system = self.settings.system
         return [*([Message("system", system)] if system else []), Message("user", prompt)]
@@ -305,7 +308,7 @@ def embed(texts: str | Sequence[str], model: str | Path | None = None) -> list[l
 def _settings(model: str | Path | None, given: Mapping[str, Any]) -> Settings:
     if unknown := set(given) - SPECS.keys():
         raise UsageError(f"no setting {min(unknown)!r}; there are: {', '.join(SPECS)}.")
-    return load({**given, "model": None if model is None else str(model)})
+    return load({**given, "model": None if model is None else str(model)}, THIS_CALL)
 
 
 def _open_runtime(settings: Settings) -> "Runtime":

@@ -53,10 +53,10 @@ def variable(name: str) -> str:
     return f"RUVMLX_{name.upper()}"
 
 
-def load(flags: Mapping[str, Any] | None = None) -> Settings:
+def load(flags: Mapping[str, Any] | None = None, origin: str = "flag") -> Settings:
     """Return the settings from all sources. A flag with the value None and an empty environment variable are
-    treated as not given. Raises UsageError for a bad value."""
-    return Settings(**{name: found.value for name, found in resolve(flags).items()})
+    treated as not given. origin: the name of `flags` in errors. Raises UsageError for a bad value."""
+    return Settings(**{name: found.value for name, found in resolve(flags, origin).items()})
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class Resolved:
     origin: str
 
 
-def resolve(flags: Mapping[str, Any] | None = None) -> dict[str, Resolved]:
-    """Return every setting's value with its source."""
-    sources = _sources(flags or {})
+def resolve(flags: Mapping[str, Any] | None = None, origin: str = "flag") -> dict[str, Resolved]:
+    """Return every setting's value with its source. origin: the name of `flags`."""
+    sources = _sources(flags or {}, origin)
     return {name: _first(name, sources) for name in SPECS}
 
 
@@ -78,11 +78,11 @@ def resolve_one(name: str) -> Resolved:
     return _first(name, _sources({}))
 
 
-def _sources(flags: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+def _sources(flags: Mapping[str, Any], origin: str = "flag") -> list[tuple[str, Mapping[str, Any]]]:
     """Return the sources with their values, the first source first."""
     project, user = read_file(project_file()), read_file(user_file())
     return [
-        ("flag", {k: v for k, v in flags.items() if v is not None}),
+        (origin, {k: v for k, v in flags.items() if v is not None}),
         ("environment", _environment()),
         (str(project_file()), project),
         (str(user_file()), user),

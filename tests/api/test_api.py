@@ -265,6 +265,20 @@ def test_a_wrong_type_is_named_and_the_store_is_not_blamed(model, call):
     assert "damaged" not in str(raised.value) and "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda m: ruvmlx.open(temperature="hot"), "temperature = 'hot' (from this call): expected a number"),
+        (lambda m: m.reply({"role": "user"}), "a prompt is a text or a list of messages; got dict."),
+        (lambda m: m.embed(b"hello"), "a text to embed is a text; got bytes."),
+    ],
+)
+def test_an_error_names_what_the_call_gave(model, call, words):
+    with pytest.raises(UsageError) as raised:
+        call(model)
+    assert words in str(raised.value)
+
+
 def test_a_turn_is_no_reply_and_its_error_says_where_the_id_is(model):
     chat = model.chat()
     chat.say("hello")
