@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 PAGE = 64  # the number of tokens in one KV page; all tokens of a page are in the same tier
+EVERYTHING = 1 << 40  # a number of tokens that is larger than any context
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,24 @@ def fill_lengths(lengths: Sequence[int]) -> tuple[int, ...]:
     """Return one length for each name in LENGTHS. A tier without a given length gets the same length as the
     tier before it, so that no page is in this tier."""
     return (*lengths, *[lengths[-1]] * (len(LENGTHS) - len(lengths)))
+
+
+RULE = f"multiples of {PAGE}, {' <= '.join(LENGTHS)}"  # what `check_lengths` demands, in words
+
+
+def check_lengths(lengths: Sequence[int]) -> None:
+    """Raise ValueError if the lengths are not those of all tiers but the oldest, in the order of LENGTHS."""
+    rising = list(lengths) == sorted(lengths) and lengths[0] >= PAGE
+    if len(lengths) != len(LENGTHS) or not rising or any(length % PAGE for length in lengths):
+        raise ValueError(f"tiers of {' and '.join(map(str, lengths))} tokens: must be {RULE}")
+
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """Return the lengths that a text such as "256,1024" or "256,all" has. If the text has no length for a
+    tier, the tier holds no pages. Raises ValueError if the text has other lengths."""
+    lengths = fill_lengths([EVERYTHING if age == "all" else int(age) for age in text.split(",")])
+    check_lengths(lengths)
+    return lengths
 
 
 def describe_lengths() -> str:

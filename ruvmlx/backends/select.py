@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, cast
 
 from ..errors import GPUFailed, UsageError
 from ..kernels.library import LibraryError
-from ..kv.policy import EIGHT_BITS, EVERYTHING, F16, TIERED, TierPolicy, limit_to
+from ..kv.policy import EIGHT_BITS, F16, TIERED, TierPolicy, limit_to
 from ..models.config.model import Model, ModelConfig, ModelShape, missing_features
 from ..platform import cpu
 from ..progress import QUIET, Watch
-from ..tiers import EXAMPLE, LENGTHS, PAGE, fill_lengths
+from ..tiers import parse_lengths
 from .base import Backend
 from .sharded.place import all_are_here, ranks
 from .weight_bytes import bytes_of_weights, first_layers
@@ -129,24 +129,10 @@ def asked_policy(kv: str | None, shape: ModelShape, tiers: str | None = None) ->
         return F16
     default = default_policy(shape)
     if tiers is not None:
-        asked = parse_tiers(tiers)
+        asked = TierPolicy(TIERED.name, parse_lengths(tiers))
         limited = limit_to(asked, default.lowest)
         return limited if limited.lengths == asked.lengths else asked
     return default if kv == TIERED.name else None
-
-
-def parse_tiers(text: str) -> TierPolicy:
-    """Return the tier policy of a text such as "256,1024" or "256,all": the ages (tokens) at which a page
-    leaves the hot and the warm tier. If the text has no age for a tier, the tier holds no pages. Raises
-    UsageError if the text has another form."""
-    try:
-        lengths = [EVERYTHING if age == "all" else int(age) for age in text.split(",")]
-        return TierPolicy(TIERED.name, fill_lengths(lengths))
-    except ValueError:
-        raise UsageError(
-            f"kv_tiers = {text!r}: expected {','.join(LENGTHS).upper()} in tokens, multiples of {PAGE}, "
-            f"{' <= '.join(LENGTHS)}, as in {EXAMPLE}; the last may be all."
-        ) from None
 
 
 def default_policy(shape: ModelShape) -> TierPolicy:

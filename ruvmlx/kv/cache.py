@@ -13,8 +13,8 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from ..tiers import HOT, PAGE, TIERS
-from .policy import EVERYTHING, TIERED, TierPolicy
+from ..tiers import EVERYTHING, HOT, PAGE, TIERS
+from .policy import TIERED, TierPolicy
 from .pool import Lower, Page, PagePool
 from .storage import Bytes
 

@@ -3,9 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..tiers import COLD, HOT, LENGTHS, PAGE, TIERS, WARM, lengths_by_name
-
-EVERYTHING = 1 << 40  # a number of tokens that is larger than any context
+from ..tiers import COLD, EVERYTHING, HOT, PAGE, TIERS, WARM, check_lengths, lengths_by_name
 
 # For each level of memory pressure (0: no pressure): the ages at which a page leaves the tiers, the hot tier
 # first.
@@ -30,13 +28,7 @@ class TierPolicy:
     lowest: int = COLD
 
     def __post_init__(self) -> None:
-        ages = self.lengths
-        rising = list(ages) == sorted(ages) and ages[0] >= PAGE
-        if len(ages) != HOT or not rising or any(age % PAGE for age in ages):
-            raise ValueError(
-                f"tiers of {' and '.join(map(str, ages))} tokens: must be multiples of {PAGE}, "
-                f"{' <= '.join(LENGTHS)}"
-            )
+        check_lengths(self.lengths)
 
     def lengths_by_name(self) -> dict[str, Any]:
         """Return the lengths by the name of their tier, for example {"hot": 256, "warm": 2048}."""

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from ..kv.policy import EVERYTHING, TIERED, TierPolicy, limit_to
+from ..kv.policy import TIERED, TierPolicy, limit_to
 from ..store import KVMeasured
 from ..text import size
-from ..tiers import PAGE, fill_lengths
+from ..tiers import EVERYTHING, PAGE, fill_lengths
 
 # nats per token: the default `limit`; the formats of the tiers were chosen with the same limit (kv/README.md)
 KL_LIMIT = 0.004

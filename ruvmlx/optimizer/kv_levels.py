@@ -5,9 +5,10 @@ import contextlib
 from collections.abc import Callable
 
 from ..errors import StoreBusy
-from ..kv.policy import EVERYTHING, F16, TierPolicy, tighten
+from ..kv.policy import F16, TierPolicy, tighten
 from ..kv.pool import LevelChange, PagePool
 from ..store import OptimizerAction
+from ..tiers import EVERYTHING
 from .action_log import ActionLog
 
 KV_LEVEL = "kv_level"  # the knob of the log's rows about the pool's level of tightening

@@ -142,7 +142,7 @@ GROUPS = {
         ),
         "kv_tiers": (
             f"at which ages the tokens of a tiered cache lose bits, as in {EXAMPLE}: {describe_lengths()}; "
-            f"automatic: {USUAL} (256,all for a model with a bias on its keys), until kv_measure has found "
+            f"by default {USUAL} (256,all for a model with a bias on its keys), until kv_measure has found "
             "something better (`ruvmlx learn kv` shows it)"
         ),
         "kv_limit": (

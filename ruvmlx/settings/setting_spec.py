@@ -3,6 +3,7 @@ words."""
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,8 @@ class SettingSpec:
 
     kind: str, int, float, or bool; the user writes a bool as "on" or "off".
     choices: the allowed texts. pattern: a regular expression that matches the allowed texts.
-    expected: a description of the pattern in words.
+    check: a function that raises ValueError for a text that matches the pattern and is still not allowed.
+    expected: a description of the allowed texts in words.
     least, most: the smallest and the largest allowed number.
     over: True if the value `least` is not allowed.
     under: True if the value `most` is not allowed.
@@ -40,6 +42,7 @@ class SettingSpec:
     doc: str
     choices: tuple[str, ...] = ()
     pattern: re.Pattern[str] | None = None
+    check: Callable[[str], object] | None = None
     expected: str = ""
     least: float | None = None
     most: int | None = None
@@ -89,7 +92,7 @@ class SettingSpec:
         if self.choices:
             return str(value) in self.choices
         if self.pattern is not None:
-            return self.pattern.fullmatch(value) is not None
+            return self.pattern.fullmatch(value) is not None and self._passes(value)
         if self.least is None:
             return True
         if (
@@ -99,6 +102,14 @@ class SettingSpec:
         ):
             return False
         return bool(self.least <= value and (self.most is None or value <= self.most))
+
+    def _passes(self, text: str) -> bool:
+        try:
+            if self.check is not None:
+                self.check(text)
+        except ValueError:
+            return False
+        return True
 
     def display(self, value: Any) -> str:
         """Return a value of this setting as people read it: "on", "0.7", "10" or "1.1 GB"."""

@@ -22,6 +22,13 @@ TARGETS = re.compile(rf"{_TARGET}(,{_TARGET})*", re.ASCII)
 BASE_TARGETS = "attention,ffn"
 TARGETS_EXPECTED = "head, attention, ffn, embedding, all, top:8, or modules as in q_proj,v_proj:20-29"
 
+
+def _check_ranges(targets: str) -> None:
+    """Raise ValueError if the first layer of a range comes after the last layer."""
+    if any(int(first) > int(last) for first, last in re.findall(r":(\d+)-(\d+)", targets)):
+        raise ValueError
+
+
 AUTO = "auto"  # the value of the setting `model` that lets ruvmlx choose a model for each question
 _OWN = "the model's own"
 _MOST_COUNT = 2**31 - 1  # the largest count that the C library and the server's requests can hold
@@ -82,7 +89,8 @@ class Settings:
         str,
         None,
         pattern=re.compile(r"\d{1,9}" + rf"(,(\d{{1,9}}|all)){{1,{len(tiers.LENGTHS) - 1}}}", re.ASCII),
-        expected=f"{_LENGTHS} in tokens, as in {tiers.EXAMPLE}",
+        check=tiers.parse_lengths,
+        expected=f"{_LENGTHS} in tokens, {tiers.RULE}, as in {tiers.EXAMPLE}; the last may be all",
         unset="automatic",
         witnessed=True,
         public=True,
@@ -233,6 +241,7 @@ class Settings:
         str,
         "head",
         pattern=TARGETS,
+        check=_check_ranges,
         expected=TARGETS_EXPECTED,
         witnessed=True,
         public=True,
@@ -241,6 +250,7 @@ class Settings:
         str,
         BASE_TARGETS,
         pattern=TARGETS,
+        check=_check_ranges,
         expected=TARGETS_EXPECTED,
         witnessed=True,
         public=True,

@@ -8,9 +8,10 @@ from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend
 from ruvmlx.errors import RuvmlxError, UsageError
 from ruvmlx.kernels.decoder import Cancelled
-from ruvmlx.kv.policy import EVERYTHING, TierPolicy
+from ruvmlx.kv.policy import TierPolicy
 from ruvmlx.lora.micro_lora import MicroLoRA
 from ruvmlx.models.load import load_model
+from ruvmlx.tiers import EVERYTHING
 from tests.models.make_models import make_safetensors_model
 
 from .test_agreement import SHAPES, STORED, TOKENS

@@ -14,10 +14,10 @@ from ruvmlx.backends.reference import ReferenceBackend, ReferenceCache
 from ruvmlx.kernels.decoder import Cancelled
 from ruvmlx.kernels.matmul import implementations as matmul_implementations
 from ruvmlx.kernels.page_table import NativePageTable, PageMemory
-from ruvmlx.kv.policy import EVERYTHING, TierPolicy
+from ruvmlx.kv.policy import TierPolicy
 from ruvmlx.kv.pool import PagePool
 from ruvmlx.models.load import load_model
-from ruvmlx.tiers import COLD, HOT, PAGE, WARM
+from ruvmlx.tiers import COLD, EVERYTHING, HOT, PAGE, WARM
 from tests.models.make_models import make_safetensors_model
 from tests.oracles import pages
 

@@ -7,12 +7,12 @@ from ruvmlx.apps.cli.kv_words import kv_facts, show_kv
 
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.select import cache_policy
-from ruvmlx.kv.policy import EIGHT_BITS, EVERYTHING, F16, MAX_LEVEL, TIERED, tighten
+from ruvmlx.kv.policy import EIGHT_BITS, F16, MAX_LEVEL, TIERED, tighten
 from ruvmlx.kv_tuning.tier_choice import choose
 from ruvmlx.kv_tuning.tier_measurement import TierHistory
 from ruvmlx.models.load import load_model
 from ruvmlx.store import KVChoiceRow, Store
-from ruvmlx.tiers import WARM
+from ruvmlx.tiers import EVERYTHING, WARM
 from tests.models.encoder_models import EncoderShape, make_encoder
 from tests.models.make_models import make_safetensors_model
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ruvmlx.kv.policy import EVERYTHING, TIERED, TierPolicy
+from ruvmlx.kv.policy import TIERED, TierPolicy
 from ruvmlx.kv_tuning.tier_choice import CANDIDATES, CandidateSummary, choose, summary
 from ruvmlx.store import KVMeasured
+from ruvmlx.tiers import EVERYTHING
 
 SMALL, MIDDLE, LARGE = (TierPolicy("tiered", pair) for pair in ((64, 512), (64, 2048), (256, EVERYTHING)))
 

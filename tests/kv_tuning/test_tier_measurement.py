@@ -10,13 +10,13 @@ from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.errors import UsageError
-from ruvmlx.kv.policy import EVERYTHING, F16, TIERED, TierPolicy
+from ruvmlx.kv.policy import F16, TIERED, TierPolicy
 from ruvmlx.kv_tuning import tier_choice, tier_measurement
 from ruvmlx.kv_tuning.tier_measurement import TIMED, Stopped, TierComparison, long_enough
 from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.store import Store
 from ruvmlx.store.audit import disagreement
-from ruvmlx.tiers import PAGE
+from ruvmlx.tiers import EVERYTHING, PAGE
 from tests.oracles.divergence import mean_kl
 
 SOON, LATER, NEVER = (TierPolicy("tiered", (64, warm)) for warm in (64, 128, EVERYTHING))
