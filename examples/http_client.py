@@ -20,8 +20,11 @@ def post(path: str, body: dict[str, Any]) -> Any:
     return urllib.request.urlopen(urllib.request.Request(URL + path, json.dumps(body).encode(), headers))
 
 
-with urllib.request.urlopen(f"{URL}/models") as response:
-    model = json.load(response)["data"][0]["id"]
+try:
+    with urllib.request.urlopen(f"{URL}/models") as response:
+        model = json.load(response)["data"][0]["id"]
+except OSError as error:
+    sys.exit(f"no answer from {URL}: {error}. Is `ruvmlx serve` running?")
 
 question = {"role": "user", "content": " ".join(sys.argv[1:]) or "Name a river."}
 reply_id = ""

@@ -14,10 +14,13 @@ import ruvmlx
 
 if len(sys.argv) != 3:
     sys.exit("usage: python examples/prompt_batch.py QUESTIONS.txt ANSWERS.jsonl")
-questions, answers = Path(sys.argv[1]), Path(sys.argv[2])
+try:
+    questions = Path(sys.argv[1]).read_text(encoding="utf-8").splitlines()
+except OSError as error:
+    sys.exit(f"cannot read the questions: {error}")
 
-with ruvmlx.open() as model, answers.open("w", encoding="utf-8") as out:
-    for number, line in enumerate(questions.read_text(encoding="utf-8").splitlines()):
+with ruvmlx.open() as model, Path(sys.argv[2]).open("w", encoding="utf-8") as out:
+    for number, line in enumerate(questions):
         if not line.strip():
             continue
         # with a seed for each line, a second run writes the same answers

@@ -21,16 +21,16 @@ PROGRAMS = sorted(path.name for path in EXAMPLES.glob("*.py"))
 
 @pytest.fixture
 def run(home, tmp_path):
-    """Run a program of `examples/` with a model. Return its output."""
+    """Run a program of `examples/` with a model. Return its output, or its error if it fails."""
 
-    def run_example(name: str, model: Path, *words: str, **variables: str) -> str:
+    def run_example(name: str, model: Path, *words: str, fails: bool = False, **variables: str) -> str:
         tiny = {"RUVMLX_MODEL": str(model), "RUVMLX_MAX_TOKENS": "12"}
         done = subprocess.run(
             [sys.executable, EXAMPLES / name, *words], cwd=tmp_path, capture_output=True, text=True,
             timeout=120, check=False, env=os.environ | tiny | variables,
         )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        assert done.returncode == fails, done.stderr
+        return done.stderr if fails else done.stdout
 
     return run_example
 
@@ -74,6 +74,18 @@ def test_each_line_of_a_file_gets_an_answer(run, tiny_folder, tmp_path):
     assert [answer["prompt"] for answer in first] == ["hello", "what is a lake?"]
     assert [answer["text"] for answer in first] == [answer["text"] for answer in second]
     assert first[0]["text"] != first[1]["text"] and first[0]["id"] != second[0]["id"]
+
+
+def test_without_questions_the_answers_of_before_stay(run, tiny_folder, tmp_path):
+    (tmp_path / "answers.jsonl").write_text("kept", "utf-8")
+    error = run("prompt_batch.py", tiny_folder, "missing.txt", "answers.jsonl", fails=True)
+    assert "missing.txt" in error and len(error.splitlines()) == 1
+    assert (tmp_path / "answers.jsonl").read_text("utf-8") == "kept"
+
+
+def test_without_a_server_the_client_says_how_to_start_one(run, tiny_folder):
+    error = run("http_client.py", tiny_folder, "hello", fails=True, RUVMLX_URL="http://127.0.0.1:1/v1")
+    assert "ruvmlx serve" in error and len(error.splitlines()) == 1
 
 
 def test_a_client_streams_a_reply_and_rates_it(run, open_tiny, tiny_folder):
