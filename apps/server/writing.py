@@ -214,13 +214,12 @@ async def _pump(
             async for part in _parts(call, index, request, text):
                 has_text = has_text or bool(part.text or part.thought)
                 arrived.put_nowait(part)
-    except RuvmlxError as error:
+    except Exception as error:  # noqa: BLE001 - the task that waits for the reply handles it
         if unanswered is not None and not has_text:
             await unanswered()
-        arrived.put_nowait(
-            _client_error(call, error).with_traceback(None)
-        )  # the traceback of a raised error would keep this frame alive
-    except Exception as error:  # noqa: BLE001 - the task that waits for the reply handles it
+        if isinstance(error, RuvmlxError):
+            # the traceback of a raised error would keep this frame alive
+            error = _client_error(call, error).with_traceback(None)
         arrived.put_nowait(error)
 
 

@@ -203,13 +203,17 @@ def test_a_refused_message_is_not_stored(serve):
     assert refused.status == 429 and len(shown["messages"]) == 2 and shown["system"] == "Be brief."
 
 
-def test_a_message_without_a_reply_is_not_stored(serve, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [(MemoryBusy(4, 1, 2), 503, "memory_busy"), (ValueError("a fault"), 500, "internal_error")],
+)
+def test_a_message_without_a_reply_is_not_stored(serve, monkeypatch, error, status, code):
     """The page takes it back, so it must not be in the chat beside the next one."""
     running = serve()
     chat = say(running, "hello")[0]["chat"]
 
     async def fail(request, session_id=None):
-        raise MemoryBusy(4, 1, 2)
+        raise error
         yield
 
     with monkeypatch.context() as patch:
@@ -217,7 +221,7 @@ def test_a_message_without_a_reply_is_not_stored(serve, monkeypatch):
         for known in (chat, None):
             asked = {"model": running.model, "content": "a zebra", "chat": known}
             refused = running.ask("POST", "/v1/chats", asked, **KEY)
-            assert refused.status == 503 and refused.error["code"] == "memory_busy"
+            assert refused.status == status and refused.error["code"] == code
     assert running.ask("POST", "/v1/chats/search", {"words": "zebra"}, **KEY).json == {"hits": []}
     [card] = get(running, "/v1/chats").json["chats"]
     assert card["id"] == chat
