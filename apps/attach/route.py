@@ -61,8 +61,7 @@ class Terminals:
 
     async def __call__(self, scope: Mapping[str, Any], receive: Any, send: Any) -> None:
         serving, first = self.serving, self.models.first
-        if serving.stopping:
-            raise ApiError(503, "the server is stopping.", code="stopping")
+        serving.refuse_if_stopping()
         if len(self.attached) >= serving.limits.terminals:
             message = f"the limit of attached terminals is {serving.limits.terminals}; close one of them."
             raise ApiError(503, message, code="busy")

@@ -65,8 +65,7 @@ class Dispatcher:
         self, scope: Scope, receive: Receive, sender: Sender, facts: dict[str, float], held: HeldBody
     ) -> None:
         serving, endpoint, headers = self._serving, self._endpoint, headers_of(scope)
-        if serving.stopping:
-            raise ApiError(503, "the server is stopping.", code="stopping")
+        serving.refuse_if_stopping()
         if serving.calls > MOST_CALLS:
             raise ApiError(429, f"{MOST_CALLS} requests are being answered; try again.", code="busy")
         decoded: Decoded[Any] = Decoded(None, [])

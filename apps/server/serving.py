@@ -158,7 +158,8 @@ class Serving:
     @contextlib.contextmanager
     def answering(self, requests: Sequence[GenerationRequest]) -> Iterator[None]:
         """In the `with` block, let the method `stop` cancel the requests in `requests`. The end of the block
-        cancels the requests, too."""
+        cancels the requests, too. Raise ApiError, 503, if the server is stopping."""
+        self.refuse_if_stopping()
         self._requests |= {request.request_id: request for request in requests}
         try:
             yield
@@ -166,6 +167,11 @@ class Serving:
             for request in requests:
                 request.cancel.set()
                 del self._requests[request.request_id]
+
+    def refuse_if_stopping(self) -> None:
+        """Raise ApiError, 503, if the server is stopping."""
+        if self.stopping:
+            raise ApiError(503, "the server is stopping.", code="stopping")
 
     def stop(self) -> None:
         """End all replies of this model, and refuse requests from now on."""

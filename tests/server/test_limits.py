@@ -4,8 +4,10 @@ import json
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from ruvmlx.apps.server import prompts
 from ruvmlx.apps.server.limits import ServerLimits
 
 from ruvmlx.engine.run import Run
@@ -260,6 +262,25 @@ def test_stopping_ends_replies(serve, drawn_requests):
         thread.join(20)
     assert got[False].status == 503 or b"stopping" in got[False].body
     assert b"stopping" in got[True].body
+
+
+def test_no_reply_begins_after_the_stop(serve, monkeypatch):
+    """Also not the reply to a request whose schema is compiled while the server stops."""
+    running, is_begun, is_stopped = serve(), threading.Event(), threading.Event()
+
+    def compile_slowly(model, constraint, where):
+        is_begun.set()
+        assert is_stopped.wait(20)
+
+    monkeypatch.setattr(prompts, "_compile", compile_slowly)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(running.chat, max_tokens=400, response_format={"type": "json_object"})
+        assert is_begun.wait(20)
+        running.loop.call_soon_threadsafe(running.serving.stop)
+        running.wait_until(lambda: running.serving.stopping)
+        is_stopped.set()
+        refused = answer.result(60)
+    assert (refused.status, refused.error["code"]) == (503, "stopping")
 
 
 def test_an_internal_error(serve, monkeypatch):
