@@ -195,9 +195,9 @@ def _sizes(lora_a: np.ndarray, lora_b: np.ndarray) -> tuple[int, int, int]:
 
 def _changed_matrices(learner: "Learner") -> tuple[ChangedMatrix, ...]:
     """Return the matrices that an adapter changes: by ratings first, then by training."""
-    micro, layers, base = learner.micro, learner.layer_lora, learner.base
+    micro, layers, base = learner.micro, learner.state.layer_lora, learner.base
     found = list[ChangedMatrix]()
-    if learner.targets.head:
+    if learner.layers.targets.head:
         found.append(ChangedMatrix("lm_head", 0, *_sizes(micro.lora_a, micro.lora_b), "rating"))
     for pairs, made_by in (
         (layers.pairs if layers else {}, "rating"),

@@ -30,7 +30,7 @@ from .unshown import UnshownReplies
 MINIMUM = 10  # the minimum number of ratings and preferences for a run of the background or style loop
 DUE = 16  # the number of new ratings after which the background loop starts
 STYLE_DUE = 8  # the number of new ratings after which the style loop starts
-BatchRow = tuple[str, str, str, float]  # (reply id, rating, note, weight) of a rating
+NewRating = tuple[str, str, str, float]  # (reply id, rating, note, weight)
 ATTEMPTS = 4  # the maximum number of times that a slow loop tries to commit, if ratings arrive meanwhile
 
 
@@ -135,17 +135,18 @@ class AdapterHistory:
         return self._store.replies.unrated_replies(*self._key, limit)
 
     def commit(
-        self, parent: int, reply_id: str, rating: str, note: str, weight: float,
-        state: bytes, kl: float, norm: float, signals: Sequence[SignalRow] = (),
+        self, parent: int, ratings: Sequence[NewRating], state: bytes, kl: float, norm: float,
+        signals: Sequence[SignalRow] = (),
     ) -> int:  # fmt: skip
-        """Store a rating, its learning signal and the resulting weights in one transaction. Return the number
-        of the new adapter version.
+        """Store one rating or several ratings, their learning signals, and the weights that result from the
+        ratings together, in one transaction. Return the number of the new adapter version.
 
         Raises HeadMoved, and writes nothing, if `parent` is no longer the version in use.
         """
         with self._store.transaction():
             version = self._store.versions.add(*self._key, parent, state, kl, norm)
-            self._store.ratings.add(*self._key, version, reply_id, rating, note, weight)
+            for reply_id, rating, note, weight in ratings:
+                self._store.ratings.add(*self._key, version, reply_id, rating, note, weight)
             self._store.signals.add(signals)
         return version
 
@@ -311,24 +312,6 @@ class AdapterHistory:
             last=next((a for a in reversed(attempts) if a.version in (None, *promotions)), None),
             preferences=pairs,
         )
-
-
-def commit_batch(
-    history: AdapterHistory, parent: int, rows: Sequence[BatchRow], state: bytes, kl: float, norm: float,
-    signals: Sequence[SignalRow] = (),
-) -> int:  # fmt: skip
-    """Store several ratings, their learning signals, and the weights that result from the ratings together,
-    in one transaction. Return the number of the new adapter version, which all these ratings made.
-
-    Raises HeadMoved, and writes nothing, if `parent` is no longer the version in use.
-    """
-    store, key = history._store, history._key
-    with store.transaction():
-        version = store.versions.add(*key, parent, state, kl, norm)
-        for reply_id, rating, note, weight in rows:
-            store.ratings.add(*key, version, reply_id, rating, note, weight)
-        store.signals.add(signals)
-    return version
 
 
 def newest_question(history: AdapterHistory) -> str:

@@ -330,7 +330,7 @@ class Background:
         masks = draw_masks(base, self.settings.dropout, seed)
         trained = leave_out(base.pairs, masks)
         standing = BaseLoRA({**self._standing, **trained}, base.scale)  # untrained pairs stay active
-        return combine_loras(standing, self._learner.layer_lora) or standing, masks
+        return combine_loras(standing, self._learner.state.layer_lora) or standing, masks
 
     # -- the end -------------------------------------------------------------------------------------
 
@@ -345,7 +345,7 @@ class Background:
             # the output head's pair is among the untrained ones: background training never changes it
             pairs |= self._untrained_pairs(training)
             trained, most = BaseLoRA(pairs, training.scale), 2 * self.settings.rank
-            base = fold_layers(trained, self._learner.layer_lora, most, pause)
+            base = fold_layers(trained, self._learner.state.layer_lora, most, pause)
             return fold_micro(base, self._learner.micro, HEAD_RANK)
 
         return at
@@ -368,7 +368,7 @@ class Background:
                 if not result.promoted:
                     learner.history.refuse(parent.version, report)
                     return report
-                base, micro, layer_lora = result.ground.lora, result.micro, learner.layer_lora
+                base, micro, layer_lora = result.ground.lora, result.micro, learner.state.layer_lora
                 assert base is not None
                 state = pack_adapter(micro, layer_lora and layer_lora.with_zero_b())
                 found = state, result.kl, micro.norm, report

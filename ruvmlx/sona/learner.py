@@ -7,13 +7,12 @@ model uses the new weights only after the commit.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
+from operator import itemgetter
 from typing import TypeVar
-
-import numpy as np
 
 from ..backends.base import Backend
 from ..errors import AdapterMismatch, NotFound, RuvmlxError, UsageError
@@ -21,7 +20,6 @@ from ..kernels import micro as kernels
 from ..lora import MicroLoRA
 from ..lora.base_lora import BaseLoRA
 from ..lora.layer_lora import LayerLoRA, pack_adapter
-from ..lora.targets import Targets
 from ..models.config.model import Model
 from ..pausing import EndlessRoom, Pause, Room
 from ..progress import QUIET, Watch
@@ -48,6 +46,7 @@ _ATTEMPTS = 2  # the number of attempts to commit a rating before the learner ta
 _NEVER_STORED = -1
 
 T = TypeVar("T")
+Ratings = Mapping[str, tuple[str, str]]  # {reply id: (rating, note)}
 
 
 class Learner:
@@ -101,21 +100,12 @@ class Learner:
         return self.state.micro
 
     @property
-    def layer_lora(self) -> LayerLoRA | None:
-        return self.state.layer_lora
-
-    @property
     def base(self) -> BaseLoRA | None:
         return self.active.base
 
     @property
     def probe(self) -> KLProbe:
         return self.active.probe
-
-    @property
-    def targets(self) -> Targets:
-        """The matrices that ratings change."""
-        return self.layers.targets
 
     def sync(self) -> None:
         """If the store's adapter version in use is not the version in memory (for example after an undo),
@@ -172,12 +162,12 @@ class Learner:
         rating = objective.check_rating(rating)
         reply = self.rateable(reply_id)
         self.active.measure(watch=watch, is_hurried=True)
-        made = self.retry_commit(lambda: self.commit_rating(reply, rating, note))
+        made = self.retry_commit(lambda: self.commit_ratings({reply.id: (rating, note)}))
         total_us = 1e6 * (time.perf_counter() - started)
         after, logprobs = made.after, self._logprobs(made.traces[0], made)
         return RatingResult(
             reply.id, rating, made.has_effect, made.apply_us, total_us, *logprobs, after.kl, instant.KL_CAP,
-            after.micro.norm, after.version, reason_of(rating, note), made.replaces,
+            after.micro.norm, after.version, reason_of(rating, note), made.replaced[0],
         )  # fmt: skip
 
     def retry_commit(self, attempt: Callable[[], T]) -> T:
@@ -194,27 +184,41 @@ class Learner:
             self.active.reload()
             raise
 
-    def commit_rating(self, reply: ReplyRow, rating: str, note: str) -> CommittedUpdate:
-        """Update the weights by a rating, and commit both. HeadMoved: another process commits first."""
+    def commit_ratings(self, given: Ratings, protect: Protect | None = None) -> CommittedUpdate:
+        """Update the weights once by some ratings, and commit both. HeadMoved: another process commits first.
+        protect: as in `update_by`"""
         self.active.catch_up()
         self.active.install_base()
-        before, earlier = self.state, self.history.reasons.rating_of(reply.id)
-        base = self.undo_steps(self.history.steps_of_reply(before.version, reply.id))
-        reason = reason_of(rating, note)
-        trace = instant.judge_end(self.traces.of(reply, base), reason, self.probe)
-        weight = self.weigh(reply, rating, note, trace)
-        taste = self.taste.model_after([(reply, rating, note)])
-        new, apply_us = self.apply_feedback(base, [[(trace, weight)]], "rating", taste=taste)
-        signals = [self.rating_index.learning_signal(reply, rating)] if reason != "facts" else []
-        version = self.history.commit(
-            before.version, reply.id, rating, note, weight,
+        before, history = self.state, self.history
+        ratings = [(self.rateable(id_), *rating_and_note) for id_, rating_and_note in given.items()]
+        replaced = [(history.reasons.rating_of(reply.id) or ("",))[0] for reply, *_ in ratings]
+        steps = {step for reply, *_ in ratings for step in history.steps_of_reply(before.version, reply.id)}
+        base = self.undo_steps(sorted(steps, key=itemgetter(1)))
+        traces = [
+            instant.judge_end(self.traces.of(reply, base), reason_of(rating, note), self.probe)
+            for reply, rating, note in ratings
+        ]
+        weights = [self.weigh(*one, trace) for one, trace in zip(ratings, traces, strict=True)]
+        taste = self.taste.model_after(ratings)
+        pieces = [[piece] for piece in zip(traces, weights, strict=True)]
+        what = "rating" if len(ratings) == 1 else "batch of ratings"
+        new, apply_us = self.apply_feedback(base, pieces, what, protect, taste)
+        signals = [
+            self.rating_index.learning_signal(reply, rating)
+            for reply, rating, note in ratings
+            if reason_of(rating, note) != "facts"
+        ]
+        version = history.commit(
+            before.version, [(id_, *given[id_], w) for id_, w in zip(given, weights, strict=True)],
             pack_adapter(new.micro, new.layer_lora), new.kl, new.micro.norm, [s.row() for s in signals],
         )  # fmt: skip
         self.active.state = replace(new, base=before.base, version=version)
         if taste is None:
             self.taste_push.note_rating(before.version, version)
         self.rating_index.add_ratings(signals, version)
-        return CommittedUpdate(before, self.state, [trace], apply_us, earlier[0] if earlier else "")
+        for id_ in given.keys() - {signal.reply_id for signal in signals}:
+            self.rating_index.bank.remove(id_)
+        return CommittedUpdate(before, self.state, traces, apply_us, replaced)
 
     def give_reason(self, reply_id: str, reason: str) -> RatingResult:
         """Store why a user rated a reply bad, as the beginning of the rating's note, and give the rating
@@ -352,13 +356,14 @@ class Learner:
         pushes = [[self._push(trace, weight) for trace, weight in piece] for piece in pieces]
         started = time.perf_counter()
         try:
-            layers = self._layers_after(base, pieces)
-            more = self.layers.added_kl(layers)
-            if self.targets.head:
-                room = base.kl, max(0.0, more), self._taste_for(base.micro, taste)
-                update = update_by(base.micro, pushes, self.probe, *room, protect)
+            layers, micro = self._layers_after(base, pieces), base.micro
+            more, push = self.layers.added_kl(layers), None
+            if self._pushes_taste(micro):
+                push = self.taste_push.of(self.version, micro, self.probe, taste)
+            if self.layers.targets.head:
+                update = update_by(micro, pushes, self.probe, base.kl, max(0.0, more), push, protect)
             else:
-                update = instant.update_trend(base.micro, [*chain.from_iterable(pushes)], self.probe.floor)
+                update = instant.update_trend(micro, [*chain.from_iterable(pushes)], self.probe.floor)
         except kernels.NotFinite as e:
             raise RuvmlxError(
                 f"the {what} was not applied: the update is not finite ({e}). The adapter is unchanged."
@@ -370,16 +375,11 @@ class Learner:
         micro = update.adapter.rounded_copy()  # rounded weights take fewer bytes in the store
         return LearnerState(micro, base.base, _NEVER_STORED, kl, layers), apply_us
 
-    def _taste_for(self, micro: MicroLoRA, taste: TasteModel | None) -> np.ndarray | None:
-        """Return the part of the new weights that the taste model adds; None to keep the adapter's part."""
-        pushes = self._pushes_taste(micro)
-        return self.taste_push.of(self.version, micro, self.probe, taste) if pushes else None
-
     def _pushes_taste(self, micro: MicroLoRA) -> bool:
         """Return True if the taste model changes this adapter's weights. The taste model changes only
         adapters with the calibrated lora_a. Another lora_a's first column does not necessarily distinguish
         replies from prose."""
-        return self._learns and self.targets.head and self.probe.reads(micro)
+        return self._learns and self.layers.targets.head and self.probe.reads(micro)
 
     def _push(self, trace: Trace, weight: float) -> instant.ReplyPush:
         stats = trace.stats or instant.prepare_stats(trace, self.probe)

@@ -12,19 +12,15 @@ only in memory, and the weights and the store do not change.
 """
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from ..errors import NotFound, UsageError
-from ..lora.layer_lora import pack_adapter
-from ..ratings import reason_of
 from ..text import count
 from . import instant, objective
-from .adapter_history import commit_batch
 from .evidence import Protect
 from .learner import Learner
-from .state import CommittedUpdate
 
 
 @dataclass(frozen=True)
@@ -97,7 +93,7 @@ class RatingBatch:
         started = time.perf_counter()
         self._discard_deleted(learner)
         learner.active.measure(is_hurried=True)
-        made = learner.retry_commit(lambda: self._commit(learner, protect))
+        made = learner.retry_commit(lambda: learner.commit_ratings(self._given, protect))
         ratings, after = self.pending, made.after
         self.reset()
         seconds = time.perf_counter() - started
@@ -112,43 +108,6 @@ class RatingBatch:
                 f"nothing was applied: of the {count(asked, 'reply', 'replies')} whose ratings waited, all "
                 "were deleted. Accumulate ratings of other replies."
             )
-
-    def _commit(self, learner: Learner, protect: Protect | None) -> CommittedUpdate:
-        """Compute and commit the update. Raises HeadMoved if another process commits first."""
-        active, history = learner.active, learner.history
-        active.catch_up()
-        active.install_base()
-        before = learner.state
-        replies = {id_: learner.rateable(id_) for id_ in self._given}
-        steps = {step for id_ in replies for step in history.steps_of_reply(before.version, id_)}
-        base = learner.undo_steps(sorted(steps, key=lambda step: step[1]))
-        traces = {
-            id_: instant.judge_end(
-                learner.traces.of(reply, base), reason_of(*self._given[id_]), learner.probe
-            )
-            for id_, reply in replies.items()
-        }
-        weights = {id_: learner.weigh(replies[id_], *self._given[id_], traces[id_]) for id_ in replies}
-        taste = learner.taste.model_after([(replies[id_], *self._given[id_]) for id_ in replies])
-        pieces = [[(traces[id_], weights[id_])] for id_ in replies]
-        new, apply_us = learner.apply_feedback(base, pieces, "batch of ratings", protect, taste)
-        state = pack_adapter(new.micro, new.layer_lora)
-        rows = [(id_, *given, weights[id_]) for id_, given in self._given.items()]
-        signals = [
-            learner.rating_index.learning_signal(replies[id_], rating)
-            for id_, (rating, note) in self._given.items()
-            if reason_of(rating, note) != "facts"
-        ]
-        version = commit_batch(
-            history, before.version, rows, state, new.kl, new.micro.norm, [s.row() for s in signals]
-        )
-        active.state = replace(new, base=before.base, version=version)
-        if taste is None:
-            learner.taste_push.note_rating(before.version, version)
-        learner.rating_index.add_ratings(signals, version)
-        for id_ in self._given.keys() - {signal.reply_id for signal in signals}:
-            learner.rating_index.bank.remove(id_)
-        return CommittedUpdate(before, active.state, [*traces.values()], apply_us)
 
 
 def _has_tokens(learner: Learner, reply_id: str) -> bool:

@@ -91,16 +91,16 @@ class CommittedUpdate:
     """An update of the weights by a rating or a preference, which the store has.
 
     before, after: the states before and after the update
-    traces: the traces of the rated reply, or of the better and the worse reply
+    traces: the traces of the rated replies, or of the better and the worse reply
     apply_us: the duration of the update alone, microseconds
-    replaces: the reply's earlier rating; "" without an earlier rating
+    replaced: the earlier rating of each rated reply; "" without an earlier rating
     """
 
     before: LearnerState
     after: LearnerState
     traces: Sequence[Trace]
     apply_us: float
-    replaces: str = ""
+    replaced: Sequence[str] = ()
 
     @property
     def has_effect(self) -> bool:

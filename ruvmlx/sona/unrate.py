@@ -79,7 +79,7 @@ def _feedback_since(learner: Learner, reply_id: str) -> tuple[int, list[_Feedbac
 
 
 def _rate(learner: Learner, reply_id: str, rating: str, note: str) -> None:
-    learner.commit_rating(learner.rateable(reply_id), rating, note)
+    learner.commit_ratings({reply_id: (rating, note)})
 
 
 def _prefer(learner: Learner, better: str, worse: str, kind: str, strength: float) -> None:

@@ -103,13 +103,13 @@ def _rate_and_train(runtime: Runtime, use: Use) -> None:
     rng, learner = random.Random(0), runtime.learner
     assert learner is not None
     history, micro, version = learner.history, learner.micro, learner.version
-    layers = learner.layer_lora
+    layers = learner.state.layer_lora
     between = max(1, use.ratings // use.trainings)
     for n in range(use.ratings):
         micro, layers = _change_head(micro, n), _change_layers(layers, n)
         number = 1 + n * use.replies // use.ratings
         stars, state = str(rng.randint(1, 5)), pack_adapter(micro, layers)
-        version = history.commit(version, f"{number:012x}", stars, "", 1.0, state, 0.01, micro.norm)
+        version = history.commit(version, [(f"{number:012x}", stars, "", 1.0)], state, 0.01, micro.norm)
         if n % between == between // 2:
             report = {"steps": 12, "matrices": 4 * runtime.model.config.n_layers}
             version = history.promote(version, _base(runtime, n), state, 0.01, micro.norm, report)

@@ -315,15 +315,15 @@ def test_taking_back_is_one_transaction(open_tiny, monkeypatch):
         for reply in ids:
             runtime.rate(reply, "up")
         before, version = weights(runtime, None), runtime.learner.version
-        rate, given = runtime.learner.commit_rating, []
+        rate, given = runtime.learner.commit_ratings, []
 
-        def fails(reply, *arguments):
+        def fails(ratings):
             if given:
                 raise RuvmlxError("broken")
-            given.append(rate(reply, *arguments))
+            given.append(rate(ratings))
 
         with monkeypatch.context() as m:
-            m.setattr(runtime.learner, "commit_rating", fails)
+            m.setattr(runtime.learner, "commit_ratings", fails)
             with pytest.raises(RuvmlxError, match="broken"):
                 runtime.unrate(ids[0])
         assert given

@@ -13,8 +13,8 @@ WIDE = LayerLimit(10.0, 10.0)
 def learned_state(runtime) -> tuple[bytes, bytes]:
     """Everything that shapes the next reply."""
     runtime.learner.sync()
-    lora = runtime.backend.lora
-    return pack_adapter(runtime.learner.micro, runtime.learner.layer_lora), lora.to_bytes() if lora else b""
+    state, lora = runtime.learner.state, runtime.backend.lora
+    return pack_adapter(state.micro, state.layer_lora), lora.to_bytes() if lora else b""
 
 
 def true_logprob(runtime, reply_id) -> float:

@@ -60,7 +60,7 @@ def test_a_gradient_is_kept_with_its_trace(open_tiny, monkeypatch):
         monkeypatch.setattr(runtime.learner.layers.gradients, "gradient", None)  # would fail
         monkeypatch.setattr(runtime.learner.layers.gradients, "_calibrate", None)
         assert runtime.rate(reply_id, "up").applied
-        sums = runtime.learner.layer_lora.evidence[0]
+        sums = runtime.learner.state.layer_lora.evidence[0]
         np.testing.assert_allclose(sums / sums[0], wanted.values / wanted.values[0], rtol=1e-3)
 
 
@@ -87,7 +87,7 @@ def test_a_measurement_that_is_stopped_goes_on_where_it_was(open_tiny, rank):
     from ruvmlx.pausing import Stopped
 
     with open_tiny(learn_targets="v_proj", layer_rank=rank) as runtime:
-        places, read = runtime.learner.targets.places, []
+        places, read = runtime.learner.layers.targets.places, []
         whole = LayerGradients(runtime.store, runtime.model, runtime.backend, rank)._calibrate(places, None)
         reader = runtime.learner.layers.gradients
         graph = reader._graph()
@@ -113,7 +113,7 @@ def test_a_measurement_that_is_stopped_goes_on_where_it_was(open_tiny, rank):
 def test_what_the_two_directions_read(open_tiny):
     """On average, the first reads 1 in answers; the second 1 in their second halves, 0 in their first."""
     with open_tiny(learn_targets="v_proj,down_proj", layer_rank=2) as runtime:
-        reader, places = runtime.learner.layers.gradients, runtime.learner.targets.places
+        reader, places = runtime.learner.layers.gradients, runtime.learner.layers.targets.places
         layers, answers = reader.fresh(places), reader._texts()[0]
         said = reader._means(places, answers, None)
         early, late = (reader._means(places, texts, None) for texts in _halves(answers))
@@ -173,11 +173,11 @@ def test_a_log_ratio_that_has_moved_is_known_to_first_order(open_tiny, targets):
         learner, micro = runtime.learner, runtime.learner.micro
         was = learner.traces.layer_lora_of(learner.traces.held[ids[0]].version, learner.state)
         runtime.rate(ids[0], "down")
-        state, step = learner.state, learner.layer_lora.lora_b - was.lora_b
+        state, step = learner.state, learner.state.layer_lora.lora_b - was.lora_b
         for reply_id in ids:
             row, logprobs = runtime.store.replies.get(reply_id), []
             for share in (1, -1):  # both ways, for rounding shows in what a smaller step does
-                layer_lora = replace(learner.layer_lora, lora_b=was.lora_b + np.float32(share) * step)
+                layer_lora = replace(learner.state.layer_lora, lora_b=was.lora_b + np.float32(share) * step)
                 then = replace(state, micro=micro, layer_lora=layer_lora, version=-1)
                 logprobs.append(learner.traces.replay(row, then).logprob)
             slope = (logprobs[0] - logprobs[1]) / (2 * len(row.sampled_ids))

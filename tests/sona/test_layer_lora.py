@@ -113,7 +113,7 @@ def test_a_promotion_takes_the_body_along(open_tiny, monkeypatch):
     with open_tiny(learn_targets="all") as runtime:
         for i in range(4):
             runtime.rate(reply(runtime, seed=i % 2), "up" if i % 2 else "down")
-        layer_lora = runtime.learner.layer_lora
+        layer_lora = runtime.learner.state.layer_lora
         monkeypatch.setattr("ruvmlx.sona.promotion.objection", lambda *a: "")
         quick = TrainingSettings(steps=1, lr=1e-9, warmup=1, rank=3, minimum=3)
         before = true_logprob(runtime, runtime.writer.last_reply_id)
@@ -121,11 +121,11 @@ def test_a_promotion_takes_the_body_along(open_tiny, monkeypatch):
         report = Background(runtime.learner, runtime.model, quick).run()
         assert report["promoted"], report
         learner = runtime.learner
-        assert not learner.layer_lora.moves and np.array_equal(
-            learner.layer_lora.evidence, layer_lora.evidence
+        assert not learner.state.layer_lora.moves and np.array_equal(
+            learner.state.layer_lora.evidence, layer_lora.evidence
         )
         assert true_logprob(runtime, runtime.writer.last_reply_id) == pytest.approx(before, abs=1e-3)
-        assert runtime.rate(reply(runtime, seed=7), "up").applied and learner.layer_lora.moves
+        assert runtime.rate(reply(runtime, seed=7), "up").applied and learner.state.layer_lora.moves
 
 
 @pytest.mark.parametrize("rank", [1, 2])

@@ -140,7 +140,7 @@ def test_a_rating_moves_the_replys_logprob(open_tiny, targets, rating, way, rank
         assert result.applied and (after - before) * way > 0
         assert (result.logprob_after - result.logprob_before) * way > 0
         assert result.kl <= result.kl_cap
-        layer_lora, moved = runtime.learner.layer_lora, runtime.learner.targets
+        layer_lora, moved = runtime.learner.state.layer_lora, runtime.learner.layers.targets
         assert {p for p, (_, b) in layer_lora.pairs.items() if b.any()} <= set(moved.places)
         assert {len(b) for _, b in layer_lora.pairs.values()} == {rank}
         assert sum(b.any() for _, b in layer_lora.pairs.values()) == (moved.top or len(moved.places))
@@ -173,11 +173,11 @@ def test_a_changed_rating_replaces_the_old_one(open_tiny):
     with open_tiny(learn_targets="all") as runtime:
         reply_id = reply(runtime)
         runtime.rate(reply_id, "down")
-        only_down = runtime.learner.layer_lora
+        only_down = runtime.learner.state.layer_lora
         runtime.undo()
         runtime.rate(reply_id, "up")
         runtime.rate(reply_id, "down")
-        np.testing.assert_array_equal(runtime.learner.layer_lora.lora_b, only_down.lora_b)
+        np.testing.assert_array_equal(runtime.learner.state.layer_lora.lora_b, only_down.lora_b)
         other = reply(runtime, seed=2)
         runtime.rate(other, "up")
         before = true_logprob(runtime, reply_id)
@@ -193,7 +193,7 @@ def test_the_recorded_kl_without_an_older_rating_counts_the_layers(open_tiny):
         runtime.rate(newer, "up")
         learner = runtime.learner
         found = runtime.choices.give_reason(older, "facts")
-        added = learner.layers.added_kl(learner.layer_lora)
+        added = learner.layers.added_kl(learner.state.layer_lora)
         assert added > 1e-5
         assert found.kl == pytest.approx(learner.probe.kl(learner.micro) + added, rel=0.01)
         assert learner.history.status().kl == pytest.approx(found.kl)
@@ -250,9 +250,9 @@ def test_what_is_too_much_is_taken_back_while_the_user_reads(open_tiny, monkeypa
             m.setattr(layer_update, "PER_RATING", 1e6)
             m.setattr(layer_update, "STEP", 2000.0)
             runtime.rate(first, "down")
-        learner, wild = runtime.learner, runtime.learner.layer_lora
+        learner, wild = runtime.learner, runtime.learner.state.layer_lora
         runtime.learning.settle()
-        assert learner.layer_lora.gain < wild.gain and learner.version > 1
+        assert learner.state.layer_lora.gain < wild.gain and learner.version > 1
         limit = learner.layers.limit(learner.active.probed_base.probe)
         assert learner.layers.measured.probe.floor <= 1.1 * limit.kl
         assert learner.layers.measured.probe.rise <= 1.1 * limit.rise
@@ -288,5 +288,5 @@ def test_the_head_alone_is_as_it_always_was(open_tiny, monkeypatch):
         runtime.rate(reply(runtime), "up")
         learner = runtime.learner
         stored = learner.history.adapter(learner.version).state
-        assert learner.layer_lora is None and runtime.backend.lora is lora is None
+        assert learner.state.layer_lora is None and runtime.backend.lora is lora is None
         assert stored == learner.micro.to_bytes()

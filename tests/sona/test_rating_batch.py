@@ -5,7 +5,7 @@ import pytest
 
 from ruvmlx.errors import NotFound, RuvmlxError, UsageError
 from ruvmlx.ratings import FACTS
-from ruvmlx.sona import rating_batch
+from ruvmlx.sona import learner
 from ruvmlx.sona.rating_batch import RatingBatch
 from ruvmlx.store.audit import disagreement
 
@@ -176,14 +176,14 @@ def test_a_rating_by_another_process_meanwhile_is_kept(open_tiny, monkeypatch):
     """The batch is computed again over the other's version."""
     with open_tiny() as runtime, open_tiny() as other:
         ids = [reply(runtime, seed=i) for i in range(len(RATINGS))]
-        extra, batch, real = reply(other, seed=8), batch_of(runtime, ids), rating_batch.pack_adapter
+        extra, batch, real = reply(other, seed=8), batch_of(runtime, ids), learner.pack_adapter
         begun = []
 
         def pack_late(*args):
-            if not begun:
-                begun.append(other.rate(extra, "up").adapter_version)
+            monkeypatch.setattr(learner, "pack_adapter", real)
+            begun.append(other.rate(extra, "up").adapter_version)
             return real(*args)
 
-        monkeypatch.setattr(rating_batch, "pack_adapter", pack_late)
+        monkeypatch.setattr(learner, "pack_adapter", pack_late)
         assert batch.apply(runtime.learner).adapter_version == begun[0] + 1
         assert runtime.status().ratings == 5

@@ -124,7 +124,7 @@ def test_a_reason_says_how_bad_the_end_is(trace, probe, tiny_backend, monkeypatc
 def test_a_reason_counts_while_its_rating_is_in_force(history, store):  # noqa: F811
     ids = keep(store, sim.texts(6, seed=1))
     for reply_id in ids:
-        history.commit(history.version(), reply_id, "down", "too long", 0.0, b"state", 0.0, 0.0)
+        history.commit(history.version(), [(reply_id, "down", "too long", 0.0)], b"state", 0.0, 0.0)
     taste = UserTaste(history)
     assert taste.status.ratings == 6 and len(taste.evidence()[0]) == 12
     with_reasons = stars(taste.model, SHORT, LONG)

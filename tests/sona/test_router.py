@@ -227,7 +227,7 @@ def add(store, history, route: Route, rating: str, latency_ratio=1.0) -> str:
     row = ReplyRow(reply_id, "m", MODEL, history.name, 0, [1], [2], "q", "t", "stop", None, None,
                    latency_ratio=latency_ratio)  # fmt: skip
     store.replies.add(row, None, route=route.row(reply_id, MODEL, history.name))
-    history.commit(history.version(), reply_id, rating, "", 0.0, b"", 0.0, 0.0)
+    history.commit(history.version(), [(reply_id, rating, "", 0.0)], b"", 0.0, 0.0)
     return reply_id
 
 

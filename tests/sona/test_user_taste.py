@@ -39,7 +39,7 @@ def keep(store: Store, pairs: list[tuple[str, str]], stored: bool = True, first:
 
 
 def rate(history: AdapterHistory, reply_id: str, rating: str) -> None:
-    history.commit(history.version(), reply_id, rating, "", 0.0, b"state", 0.0, 0.0)
+    history.commit(history.version(), [(reply_id, rating, "", 0.0)], b"state", 0.0, 0.0)
 
 
 def rate_all(history: AdapterHistory, ids: list[str], given) -> None:
@@ -182,7 +182,7 @@ def test_the_model_with_a_new_reason_is_the_model_of_the_store_after_the_rating(
     ids = keep(store, shown)
     reply = store.replies.get(ids[-1])
     after = UserTaste(history).model_after([(reply, "down", "too long")])
-    history.commit(history.version(), ids[-1], "down", "too long", 0.0, b"state", 0.0, 0.0)
+    history.commit(history.version(), [(ids[-1], "down", "too long", 0.0)], b"state", 0.0, 0.0)
     stored = UserTaste(history).model
     np.testing.assert_array_equal(after.predict(sim.features(shown)), stored.predict(sim.features(shown)))
 

@@ -358,7 +358,7 @@ class StyleLoop:
         learner, ground, update = self._learner, candidate.ground, candidate.update
         report = _report(True, reason, **facts, kl=update.kl)
         assert ground.lora is not None
-        state, micro = pack_adapter(update.adapter, learner.layer_lora), update.adapter
+        state, micro = pack_adapter(update.adapter, learner.state.layer_lora), update.adapter
         version = learner.history.promote(parent, ground.lora, state, update.kl, micro.norm, report)
         learner.active.remember(learner.history.base_of(version), ground)
         learner.sync()
