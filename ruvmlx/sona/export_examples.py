@@ -7,6 +7,7 @@ dpo: each pair of a better and a worse reply to the same prompt gives one exampl
     disliked reply.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 
 from .adapter_history import AdapterHistory
@@ -16,8 +17,9 @@ from .objective import reward
 def rows(history: AdapterHistory, format_: str) -> Iterator[dict]:
     """Yield training examples in the format "kto", "sft" or "dpo": one dict per line of the file."""
     examples = history.examples()
-    given = [rating for _, _, rating in examples]
-    scored = [(prompt, text, reward(rating, given)) for prompt, text, rating in examples]
+    counts = Counter(rating for _, _, rating in examples)
+    stars = [counts[star] for star in "12345"]
+    scored = [(prompt, text, reward(rating, stars)) for prompt, text, rating in examples]
     pairs = history.pairs.texts()
     known = {(prompt, text) for prompt, text, _ in scored}
     for prompt, better, worse in pairs:

@@ -30,20 +30,21 @@ def check_rating(rating: str) -> str:
     return rating
 
 
-def reward(rating: str, history: Sequence[str]) -> float:
+def reward(rating: str, stars: Sequence[int] | np.ndarray) -> float:
     """Return the reward r of a rating, in [-1, 1]: 1 for up and -1 for down. The r of a star rating is its
-    mid-rank among the star ratings in `history`, scaled to the range from -1 to 1.
+    mid-rank among the user's star ratings, scaled to the range from -1 to 1.
 
     The ranking starts with one imaginary rating of each number of stars. So the first rating of 5 stars has r
     = 1, and the first rating of 4 stars has r = 0.5. If a user always gives 5 stars, r of 5 stars is below 1.
+
+    stars: [5], how many other ratings have 1 star, 2 stars, ..., 5 stars
     """
     if rating in ("up", "down"):
         return 1.0 if rating == "up" else -1.0
-    stars = np.array([1, 2, 3, 4, 5] + [int(h) for h in history if h.isdigit()])
-    star = int(rating)
-    rank = (np.sum(stars < star) + 0.5 * np.sum(stars == star)) / stars.size
-    low, high = 0.1, 0.9  # the mid-ranks of 1 star and of 5 stars if the user has given no ratings yet
-    return float(np.clip(2 * (rank - low) / (high - low) - 1, -1, 1))
+    given, at = [1 + int(n) for n in stars], int(rating) - 1
+    rank = (sum(given[:at]) + 0.5 * given[at]) / sum(given)
+    # If the user has given no ratings yet, the mid-ranks of 1 star and of 5 stars are 0.1 and 0.9.
+    return min(1.0, max(-1.0, 2.5 * (rank - 0.1) - 1))
 
 
 def pair_weights(strength: float, better_ratio: float, worse_ratio: float) -> tuple[float, float]:

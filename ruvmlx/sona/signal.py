@@ -24,6 +24,7 @@ import numpy as np
 from ..errors import UsageError
 from ..ratings import RATINGS
 from ..store import SignalRow
+from . import objective
 
 # Implicit feedback: {label: (reward from -1 to 1, weight)}. The weight of a rating is 1.
 IMPLICIT = {
@@ -35,6 +36,7 @@ IMPLICIT = {
 }
 LABELS = (*RATINGS, *IMPLICIT)
 INDEX = {label: i for i, label in enumerate(LABELS)}
+_STARS = slice(INDEX["1"], INDEX["5"] + 1)  # the labels with stars
 WEIGHTS = np.array([1.0] * len(RATINGS) + [weight for _, weight in IMPLICIT.values()])
 _TIERS = (0.5e9, 2e9, 5e9, 10e9)  # numbers of parameters: the limits between the size classes of models
 
@@ -96,19 +98,11 @@ def check_implicit(label: str) -> str:
 
 
 def reward_of(label: str, counts: Sequence[int] | np.ndarray) -> float:
-    """Return the reward r of one label, in [-1, 1]. For implicit feedback, r is the reward in IMPLICIT. For a
-    rating, r is that of `objective.reward`, computed from the counts of labels instead of the list of
-    ratings."""
-    if label in ("up", "down"):
-        return 1.0 if label == "up" else -1.0
+    """Return the reward r of one label, in [-1, 1]: that of `objective.reward` for a rating, and that in
+    IMPLICIT for implicit feedback. counts: [len(LABELS)], the number of entries with each label"""
     if label in IMPLICIT:
         return IMPLICIT[label][0]
-    # start with one imaginary rating of each number of stars
-    stars = [1 + int(counts[i]) for i in range(2, 7)]
-    at = int(label) - 1
-    rank = (sum(stars[:at]) + 0.5 * stars[at]) / sum(stars)
-    # Without any ratings, the mid-ranks of 1 and 5 stars are 0.1 and 0.9.
-    return min(1.0, max(-1.0, 2.5 * (rank - 0.1) - 1))
+    return objective.reward(label, counts[_STARS])
 
 
 def rewards(counts: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -8,9 +8,10 @@ import pytest
 
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.models.config.model import Message
-from ruvmlx.sona import objective, rating_index, reasoning_bank, signal
+from ruvmlx.sona import rating_index, reasoning_bank, signal
 from ruvmlx.sona.reasoning_bank import ALIKE, NEIGHBOURS, PRIOR, SCAN, ReasoningBank
 
+from ..oracles.objective import reward_ref
 from ..test_runtime import say
 from .feedback import chat_with_reply
 
@@ -40,10 +41,10 @@ def with_topics(n, width, seed=0, topics=200) -> tuple[np.ndarray, np.ndarray]:
 def value_ref(query, past, without=None) -> float:
     """V(x) computed from every rating. past: reply id -> (label, vector or None)."""
     past = {reply_id: entry for reply_id, entry in past.items() if reply_id != without}
-    given = [label for label, _ in past.values() if label in objective.RATINGS]
+    given = [label for label, _ in past.values() if label in signal.RATINGS]
 
     def worth(label):
-        return signal.IMPLICIT[label] if label in signal.IMPLICIT else (objective.reward(label, given), 1.0)
+        return signal.IMPLICIT[label] if label in signal.IMPLICIT else (reward_ref(label, given), 1.0)
 
     pushes = [worth(label) for label, _ in past.values()]
     overall = sum(r * w for r, w in pushes) / (sum(w for _, w in pushes) + PRIOR)
@@ -272,7 +273,7 @@ def test_random_walks_through_a_store(open_tiny):
             for _ in range(9):
                 move = rng.choice(["rate", "rate", "rate", "undo", "rollback"])
                 if move == "rate":
-                    runtime.rate(rng.choice(ids), rng.choice(objective.RATINGS))
+                    runtime.rate(rng.choice(ids), rng.choice(signal.RATINGS))
                 elif move == "undo" and runtime.status().adapter_version:
                     runtime.undo()
                 else:

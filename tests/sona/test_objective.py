@@ -5,16 +5,15 @@ from ruvmlx.sona import objective
 
 
 def test_thumbs_are_the_ends_of_the_scale_and_stars_lie_between():
-    rewards = [objective.reward(str(s), []) for s in (1, 2, 3, 4, 5)]
+    rewards = [objective.reward(str(s), [0] * 5) for s in (1, 2, 3, 4, 5)]
     assert rewards == pytest.approx([-1, -0.5, 0, 0.5, 1])
-    assert objective.reward("up", []) == 1 and objective.reward("down", []) == -1
+    assert objective.reward("up", [0] * 5) == 1 and objective.reward("down", [0] * 5) == -1
 
 
 def test_a_five_means_less_from_someone_who_always_gives_five():
-    generous = objective.reward("5", ["5"] * 20)
-    strict = objective.reward("5", ["1"] * 20)
-    assert generous < 0.3 < strict
-    assert objective.reward("4", ["5"] * 20) < 0 < objective.reward("2", ["1"] * 20)
+    only_five, only_one = [0, 0, 0, 0, 20], [20, 0, 0, 0, 0]
+    assert objective.reward("5", only_five) < 0.3 < objective.reward("5", only_one)
+    assert objective.reward("4", only_five) < 0 < objective.reward("2", only_one)
 
 
 @pytest.mark.parametrize("rating", ["", "6", "0", "good", "-1", "1.5"])

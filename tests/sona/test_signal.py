@@ -8,11 +8,12 @@ import pytest
 
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.errors import NotFound, StoreBusy, UsageError
-from ruvmlx.sona import objective, signal
+from ruvmlx.sona import signal
 from ruvmlx.sona.adapter_history import signal_groups
 from ruvmlx.store import SignalGroup, SignalRow
 from ruvmlx.store import signals as store_module
 from ruvmlx.store.signals import Signals
+from tests.oracles.objective import reward_ref
 
 
 def reply(runtime, text="hello there", seed=1) -> str:
@@ -33,7 +34,7 @@ def test_a_labels_worth_from_counts_is_that_from_the_whole_history():
         history = rng.choices(signal.RATINGS, k=rng.randrange(30))
         for rating in signal.RATINGS:
             assert signal.reward_of(rating, label_counts(history)) == pytest.approx(
-                objective.reward(rating, history)
+                reward_ref(rating, history)
             )
 
 
