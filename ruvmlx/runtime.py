@@ -237,7 +237,7 @@ class Runtime:
 
     def memory_use(self) -> MemoryUse:
         """Return the memory that this process uses: the model, the KV cache, the adapters and the total."""
-        pool, now = getattr(self.backend, "pool", None), resident()
+        pool, now = self.backend.pool, resident()
         return MemoryUse(
             model=self.backend.nbytes,
             kv=self.engine.sessions.nbytes,

@@ -47,7 +47,7 @@ def look_at_runtime(runtime: Runtime) -> MemoryLook:
 
 
 def _look_at_tuning(runtime: Runtime) -> TuningLook:
-    optimizer, pool = runtime.optimizer, getattr(runtime.backend, "pool", None)
+    optimizer, pool = runtime.optimizer, runtime.backend.pool
     speed, level = optimizer.monitor.speed() or 0.0, pool.level if pool is not None else 0
     return TuningLook(speed, level, dict(optimizer.log.counts))
 

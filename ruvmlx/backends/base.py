@@ -17,6 +17,7 @@ from ..errors import RuvmlxError, UsageError
 from ..kernels.replies import ReplyWork
 from ..kv.cache import Dump, KVStats
 from ..kv.policy import TierPolicy
+from ..kv.pool import PagePool
 from ..lora.base_lora import BaseLoRA
 from ..pausing import Pause
 
@@ -121,6 +122,10 @@ class Backend(Protocol):
     lora: BaseLoRA | None
     nbytes: int  # the number of bytes of the weights (native: with the decoder's working memory)
     chunk: int  # the maximum number of prompt tokens in one step of `prefill`
+
+    @property
+    def pool(self) -> PagePool | None:
+        """Return the KV pages of all caches; None: the caches have no pages, so no budget limits them."""
 
     def set_lora(self, base: BaseLoRA | None) -> None:
         """Install a base LoRA, which changes only the linear layers that it names. With None, restore the

@@ -92,6 +92,7 @@ class ReferenceBackend:
     name = "reference"
     kernels = "numpy"
     caveat = ""
+    pool = None
 
     def __init__(self, model: Model, chunk: int = CHUNK):
         self.config = model.config

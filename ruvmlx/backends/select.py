@@ -152,7 +152,7 @@ def cache_policy(
     """Return the KV cache policy that the settings name (see `asked_policy`). If the settings name no policy,
     return the result of `default_policy`, or None for the reference backend. Return None if a backend has no
     KV pages."""
-    if backend.name in ("mlx", "hybrid", "encoder") and getattr(backend, "pool", None) is None:
+    if backend.name in ("mlx", "hybrid", "encoder") and backend.pool is None:
         return None  # this backend has only caches without pages; mostly its `caveat` gives the reason
     default = None if backend.name == "reference" else default_policy(shape)
     return asked_policy(kv, shape, tiers) or default
@@ -188,7 +188,7 @@ def open_backend(
     watch: an object that receives the progress of the self-check and of a loading with mlx-lm's code
     """
     backend = _open(name, model, threads, watch)
-    pool = getattr(backend, "pool", None)
+    pool = backend.pool
     if kv_budget and pool is not None:
         pool.budget = kv_budget
     return backend

@@ -10,12 +10,12 @@ of the request's `patience` (types.py), or if no request runs, the request fails
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ..errors import CacheTooLarge, MemoryBusy
 from ..kv.cache import held_bytes
 from ..kv.need import CacheShape, Growth
 from ..kv.policy import F16, MAX_LEVEL, TierPolicy, tighten
+from ..kv.pool import PagePool
 from ..tiers import PAGE
 from .run import EngineParts
 from .types import GenerationRequest
@@ -48,18 +48,16 @@ class Admission:
 
     def check(self, request: GenerationRequest) -> None:
         """Raise CacheTooLarge if not even one reply to the request can ever fit into the memory budget."""
-        if getattr(getattr(self._engine.backend, "pool", None), "budget", 0):
-            policy = self._engine.sessions.policy_of(request.session_id) or F16
-            self._growth(request, len(self._engine.prompt_ids(request)), 1, policy)
+        if self._is_limited:
+            self._growth(request, len(self._engine.prompt_ids(request)), 1, self._policy(request))
 
     def most_replies(self, request: GenerationRequest, count: int) -> int:
         """Return the largest number of replies to the request, from 1 to `count`, that fit into the full
         memory budget at the same time. Each of the replies must have room for the number of tokens for which
         a single reply has room."""
-        if count == 1 or not getattr(getattr(self._engine.backend, "pool", None), "budget", 0):
+        if count == 1 or not self._is_limited:
             return count
-        policy = self._engine.sessions.policy_of(request.session_id) or F16
-        prompt = len(self._engine.prompt_ids(request))
+        policy, prompt = self._policy(request), len(self._engine.prompt_ids(request))
 
         def end(replies: int) -> int:
             try:
@@ -81,21 +79,19 @@ class Admission:
         running: the grants of the running requests
         mine: the Python ids of the running requests' KV caches
         """
-        pool = getattr(self._engine.backend, "pool", None)
-        if pool is None or not pool.budget or request.cancel.is_set():
+        if not self._is_limited or request.cancel.is_set():
             return Grant()
-        policy = self._engine.sessions.policy_of(request.session_id) or F16
-        prompt = self._engine.prompt_ids(request)
+        policy, prompt = self._policy(request), self._engine.prompt_ids(request)
         name = (tuple(prompt), request.cache_salt, request.adapter_id, request.priority, policy)
         growth = self._growth(request, len(prompt), replies, policy)
-        free = pool.budget - self.pinned_bytes(mine)
+        free = self._pool.budget - self.pinned_bytes(mine)
         # A lower precision would also change the pages of the running requests. While other requests run,
         # only level 0 (the precision that the tier policy asks for) is tried.
         levels = range(1 if running else MAX_LEVEL + 1)
         for grant in self._ways(name, growth, policy, levels):
             if self.total([*running, grant]) <= free:
                 return self._apply_grant(grant, running, request)
-        if not running and free < pool.budget:
+        if not running and free < self._pool.budget:
             raise self.refusal(request, replies, running, mine)
         return None
 
@@ -104,14 +100,10 @@ class Admission:
     ) -> MemoryBusy:
         """Return the MemoryBusy error that ends a request's wait for memory. The error names the bytes that
         the request needs and the free bytes."""
-        pool = self._engine.backend.pool  # type: ignore[attr-defined]
-        policy = self._engine.sessions.policy_of(request.session_id) or F16
-        tokens = len(self._engine.prompt_ids(request))
-        growth = self._growth(request, tokens, replies, policy)
+        policy, tokens = self._policy(request), len(self._engine.prompt_ids(request))
+        growth, budget = self._growth(request, tokens, replies, policy), self._pool.budget
         need = self._shape(policy).peak(replace(growth, chunk=PAGE))
-        return MemoryBusy(
-            need, max(0, pool.budget - self.pinned_bytes(mine) - self.total(running)), pool.budget
-        )
+        return MemoryBusy(need, max(0, budget - self.pinned_bytes(mine) - self.total(running)), budget)
 
     def total(self, grants: Sequence[Grant]) -> int:
         """Return the maximum number of bytes that the requests with these grants hold together. Grants with
@@ -128,15 +120,14 @@ class Admission:
         mine: ids of caches
         """
         free = {*mine, *self._engine.sessions.evictable()}
-        caches = self._engine.backend.pool.caches  # type: ignore[attr-defined]
-        return held_bytes([cache for cache in caches if id(cache) not in free])
+        return held_bytes([cache for cache in self._pool.caches if id(cache) not in free])
 
     def longest(self) -> int:
         """Return the maximum number of tokens of one sequence whose KV cache at the lowest precision fits
         into the whole memory budget, however its tokens are divided into prompt and reply. The number is at
         most the model's context length; without a budget it is the context length."""
-        pool, context = getattr(self._engine.backend, "pool", None), self._engine.model.context
-        if pool is None or not pool.budget:
+        context = self._engine.model.context
+        if not self._is_limited:
             return context
         shape = self._shape(tighten(self._engine.sessions.policy or F16, MAX_LEVEL))
 
@@ -144,11 +135,27 @@ class Admission:
             # A prompt that fills its last page can need less than a shorter prompt. So the first token of
             # the last page counts, too.
             lengths = n, n - (n - 1) % PAGE
-            return all(shape.peak(Growth(tokens, tokens, 1, PAGE)) <= pool.budget for tokens in lengths)
+            budget = self._pool.budget
+            return all(shape.peak(Growth(tokens, tokens, 1, PAGE)) <= budget for tokens in lengths)
 
         return most(context, fits)
 
     # --------------------------------------------------------------------------------------------
+
+    @property
+    def _is_limited(self) -> bool:
+        """Return True if the backend has KV pages and a memory budget for them."""
+        pool = self._engine.backend.pool
+        return pool is not None and pool.budget > 0
+
+    @property
+    def _pool(self) -> PagePool:
+        pool = self._engine.backend.pool
+        assert pool is not None  # `_is_limited`
+        return pool
+
+    def _policy(self, request: GenerationRequest) -> TierPolicy:
+        return self._engine.sessions.policy_of(request.session_id) or F16
 
     def _growth(self, request: GenerationRequest, prompt: int, replies: int, policy: TierPolicy) -> Growth:
         """Return the numbers of tokens to which the request's sequences can grow. A reply without its own
@@ -156,7 +163,7 @@ class Admission:
         request's caches do not fit into the memory budget at the lowest precision."""
         backend, context = self._engine.backend, self._engine.model.context
         growth = Growth(prompt, min(prompt + request.max_new_tokens, context), replies, backend.chunk)
-        least, budget = self._shape(tighten(policy, MAX_LEVEL)), backend.pool.budget  # type: ignore[attr-defined]
+        least, budget = self._shape(tighten(policy, MAX_LEVEL)), self._pool.budget
 
         def fits(end: int) -> bool:
             return least.peak(replace(growth, end=end, chunk=PAGE)) <= budget
@@ -185,17 +192,16 @@ class Admission:
     def _apply_grant(self, grant: Grant, running: Sequence[Grant], request: GenerationRequest) -> Grant:
         """Set the request's chunk size and reply limit from the grant. Set the lowest precision of the pool
         of KV pages to the highest level among this grant and the grants of the running requests."""
-        growth, backend = grant.growth, self._engine.backend
+        growth = grant.growth
         assert growth is not None
-        backend.pool.least = max([grant.level, *(other.level for other in running)])  # type: ignore[attr-defined]
+        self._pool.least = max([grant.level, *(other.level for other in running)])
         request.chunk = growth.chunk
         request.max_new_tokens = min(request.max_new_tokens, growth.end - growth.prompt)
         return grant
 
     def _shape(self, policy: TierPolicy) -> CacheShape:
-        pool: Any = self._engine.backend.pool  # type: ignore[attr-defined]
         window = getattr(self._engine.model.shape, "sliding_window", None) or 0
-        return CacheShape(policy, pool.sizes, window)
+        return CacheShape(policy, self._pool.sizes, window)
 
 
 def _of_family(grants: Sequence[Grant]) -> int:

@@ -56,7 +56,7 @@ class SessionManager:
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._running: WeakSet[Session] = WeakSet()
         self._unnamed = (f"\0{i}" for i in itertools.count())
-        pool = getattr(backend, "pool", None)
+        pool = backend.pool
         self.limit: int = (pool.budget if pool else 0) or int(SHARE * total_memory())
         if pool is not None:
             pool.reclaim = self._reclaim
@@ -248,7 +248,7 @@ class SessionManager:
         """Return the maximum number of bytes of all caches: at most the budget of the KV page pool (if it has
         one) minus one KV page. One page stays free, because a demotion (the change of a page to a lower
         precision) first makes a new page."""
-        pool = getattr(self._backend, "pool", None)
+        pool = self._backend.pool
         if pool is None or not pool.budget:
             return self.limit
         return min(self.limit, pool.budget - pool.sizes[HOT - 1])

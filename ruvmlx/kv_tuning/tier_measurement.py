@@ -273,7 +273,7 @@ class KVLoop:
         self.history, self._backend = history, backend
         self._context = model.shape.max_context
         self._limit = KL_LIMIT if limit is None else limit
-        self._pool: PagePool | None = getattr(backend, "pool", None)
+        self._pool = backend.pool
 
     # -- observing -----------------------------------------------------------------------------------
 

@@ -87,7 +87,7 @@ def use_budget(engine: LLMInferenceEngine, planned: Planned) -> None:
 
     If the user's kv_budget is too small for the model's context, write this into the backend's `caveat`, a
     text that the program shows. Raises UsageError if the kv_budget is too small for one chat."""
-    pool = getattr(engine.backend, "pool", None)
+    pool = engine.backend.pool
     if pool is None:
         return
     if not pool.budget:
@@ -109,7 +109,7 @@ def use_budget(engine: LLMInferenceEngine, planned: Planned) -> None:
 def limit_caches(engine: LLMInferenceEngine, scheduler: Scheduler, nbytes: int) -> bool:
     """Limit all KV caches of a model to `nbytes`. If the running replies can need more bytes, change nothing
     and return False."""
-    pool = getattr(engine.backend, "pool", None)
+    pool = engine.backend.pool
     if pool is None:
         return True
     if not fits_into(scheduler, nbytes):

@@ -19,7 +19,7 @@ from typing import Any
 from ..engine import GenerationResponse, LLMInferenceEngine
 from ..engine.scheduler import PLACES, Scheduler
 from ..errors import StoreError
-from ..kv.pool import LOW, PagePool
+from ..kv.pool import LOW
 from ..kv_tuning.tier_review import TierReview
 from ..pausing import Stopped, stop_when
 from ..settings import Settings
@@ -61,7 +61,7 @@ class RealtimeOptimizer:
         self._clock = clock or SYSTEM_CLOCK
         self.mode, self.scheduler = settings.optimizer, scheduler
         mine = engine.model.fingerprint, engine.backend.name
-        self._pool: PagePool | None = getattr(engine.backend, "pool", None)
+        self._pool = engine.backend.pool
         self.monitor, self.log = PerformanceMonitor(store.kv.speeds(*mine, WINDOW)), ActionLog(store, *mine)
         self._levels = LevelRecorder(self.log, self._pool, lambda: engine.sessions.policy)
         self.knobs: list[Knob] = [

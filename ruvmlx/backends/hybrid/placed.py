@@ -7,6 +7,7 @@ import numpy as np
 
 from ...errors import SideFailed
 from ...kv.policy import TierPolicy
+from ...kv.pool import PagePool
 from ...lora.base_lora import BaseLoRA
 from ..base import Adapters, HeadAdapter, KVCache, Step
 from .placement import Placement
@@ -24,6 +25,7 @@ class PlacedBackend:
     The base LoRA belongs to the kind of work: each call installs it on its side before it runs."""
 
     name, caveat, kernels = "hybrid", "", ""
+    pool: PagePool | None = None
 
     def __init__(self, placement: Placement, kind: str):
         self.placement, self.kind = placement, kind

@@ -75,7 +75,7 @@ class Side:
         pool = getattr(cache, "pool", None)
         if pool is None:
             return self.name == "mlx"
-        return pool is getattr(self.backend, "pool", None)
+        return pool is self.backend.pool
 
     def call(self, work: Callable[[Any], T]) -> T:
         """Return work(backend). Errors of the work are not failures of the side."""

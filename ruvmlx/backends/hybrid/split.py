@@ -20,6 +20,7 @@ class SplitBackend:
     the other cannot go on, because it does not have all layers."""
 
     name = "hybrid"
+    pool = None
 
     def __init__(self, first: NativeBackend, last: MLXBackend):
         self.first, self.last = first, last
