@@ -130,11 +130,12 @@ class UncappedUpdate:
     trend: float = 0.0
     taste: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
 
-    def at(self, share: float, probe: KLProbe) -> MicroLoRA:
+    def at(self, gain: float, probe: KLProbe) -> MicroLoRA:
+        """Return the adapter after the update at this gain."""
         old, now = self.adapter, self.adapter.gain
-        kept = 0.0 if self.covered or not now else share / now
-        b = kernels.micro_place(old.lora_b, kept, self.block, probe.tokens, share, MAX_MAGNITUDE)
-        return MicroLoRA(old.lora_a, b, self.evidence, share, self.trend, old.alpha, self.taste)
+        kept = 0.0 if self.covered or not now else gain / now
+        b = kernels.micro_place(old.lora_b, kept, self.block, probe.tokens, gain, MAX_MAGNITUDE)
+        return MicroLoRA(old.lora_a, b, self.evidence, gain, self.trend, old.alpha, self.taste)
 
 
 def update_trend(adapter: MicroLoRA, pushes: Sequence[ReplyPush], kl: float) -> Update | None:
@@ -157,10 +158,10 @@ def require_weight(weight: float) -> None:
 def rescale_to_caps(adapter: MicroLoRA, probe: KLProbe, taste: np.ndarray | None = None) -> Update:
     """Return the adapter, scaled so that it is within both caps (KL in answers, perplexity of prose). probe:
     a newly measured KL probe. taste: [A], the taste model's new part; None to keep the adapter's part."""
-    share = np.float32(1 / adapter.gain if adapter.gain else 0)
-    block = probe.coordinates.columns(adapter.lora_b) * share
+    inverse = np.float32(1 / adapter.gain if adapter.gain else 0)
+    block = probe.coordinates.columns(adapter.lora_b) * inverse
     if taste is not None:
-        block = add_taste(add_taste(block, -share * adapter.gain * adapter.taste), taste)
+        block = add_taste(add_taste(block, -inverse * adapter.gain * adapter.taste), taste)
     _require_finite(block)
     covered, new = probe.coordinates.covers(adapter), adapter.taste if taste is None else taste
     return cap_update(UncappedUpdate(adapter, block, adapter.evidence, covered, adapter.trend, new), probe)
@@ -267,12 +268,12 @@ def residual_block(adapter: MicroLoRA, evidence: np.ndarray, probe: KLProbe) -> 
     [r, A + 1]."""
     if not adapter.gain:
         return np.zeros((adapter.rank, probe.tokens.size + 1), np.float32)
-    share = np.float32(1 / adapter.gain)
-    now = probe.coordinates.columns(adapter.lora_b) * share
+    inverse = np.float32(1 / adapter.gain)
+    now = probe.coordinates.columns(adapter.lora_b) * inverse
     rest = now - add_taste(block_of(adapter, evidence, probe), adapter.taste)
     # A value below one rounding step comes from `MicroLoRA.rounded_copy`. If each rating kept these rounding
     # errors, they would add up.
-    rest[np.abs(rest) < row_steps(adapter.lora_b) * share] = 0
+    rest[np.abs(rest) < row_steps(adapter.lora_b) * inverse] = 0
     return rest
 
 
@@ -307,27 +308,27 @@ def cap_update(whole: UncappedUpdate, probe: KLProbe, limit: float = KL_CAP) -> 
     at the limit, the gain is about 0.
     """
     distance = _distances(whole, probe)
-    share, beyond = min(1.0, max(whole.adapter.gain, 1e-3)), 1.0
+    gain, beyond = min(1.0, max(whole.adapter.gain, 1e-3)), 1.0
     good, refusals = None, 0
     for _ in range(LOOKS):
-        found = _finite(distance(share))
-        room = _room(found, share, probe, limit)
+        found = _finite(distance(gain))
+        room = _room(found, gain, probe, limit)
         if room < 1 and good:
-            if share < FAR * good[0]:
+            if gain < FAR * good[0]:
                 break
             # Over a large change of the gain, the KL is not a parabola. So try a gain between the refused
             # gain and the last gain within the caps.
-            share = math.sqrt(share * good[0])
+            gain = math.sqrt(gain * good[0])
             continue
         if room < 1:  # take a larger step after each refusal, because the KL is not exactly a parabola
-            share, beyond, refusals = share * 0.97 * room ** (2**refusals), share, refusals + 1
+            gain, beyond, refusals = gain * 0.97 * room ** (2**refusals), gain, refusals + 1
             continue
-        grown, good = good, (share, found.kl)
-        if grown or share == 1.0 or room < (1.5 * SLACK if refusals else SLACK):
+        grown, good = good, (gain, found.kl)
+        if grown or gain == 1.0 or room < (1.5 * SLACK if refusals else SLACK):
             break
-        share = min(0.95 * share * room, (share + beyond) / 2 if refusals else 1.0)
-    share, kl = good or (0.0, _finite(distance(0.0)).kl)
-    return Update(whole.at(share, probe), kl)
+        gain = min(0.95 * gain * room, (gain + beyond) / 2 if refusals else 1.0)
+    gain, kl = good or (0.0, _finite(distance(0.0)).kl)
+    return Update(whole.at(gain, probe), kl)
 
 
 def _require_finite(numbers: np.ndarray) -> None:
@@ -346,16 +347,16 @@ def _distances(whole: UncappedUpdate, probe: KLProbe) -> Callable[[float], Dista
     return probe.distances_dense(whole.at(1.0, probe))
 
 
-def _room(found: Distance, share: float, probe: KLProbe, limit: float) -> float:
-    """Return the factor by which the share (the gain) can grow until a cap is reached. The estimate supposes
-    that KL and rise are parabolas of the share. If the share is not within the caps, the factor is below 1.
+def _room(found: Distance, gain: float, probe: KLProbe, limit: float) -> float:
+    """Return the factor by which the gain can grow until a cap is reached. The estimate supposes
+    that KL and rise are parabolas of the gain. If the gain is not within the caps, the factor is below 1.
 
-    The KL and the rise of the base LoRA alone are subtracted, because no share can change them.
+    The KL and the rise of the base LoRA alone are subtracted, because no gain can change them.
     """
     kl, allowed = found.kl - probe.floor, max(limit - probe.floor, 1e-5)
     rise, risen = max(RISE_CAP - probe.rise, 1e-5), found.rise - probe.rise
     room = math.sqrt(allowed / kl) if kl > 0 else math.inf
-    linear = found.slope * share
+    linear = found.slope * gain
     bend = risen - linear
     if linear * linear + 4 * bend * rise > 0 and linear + math.sqrt(linear**2 + 4 * bend * rise) > 0:
         room = min(room, 2 * rise / (linear + math.sqrt(linear**2 + 4 * bend * rise)))
