@@ -61,6 +61,11 @@ class Session:
         n = PAGE * pages + common_prefix(self.tokens[last], prompt[last])
         return min(n, self.cache.offset)
 
+    def held_of(self, prompt: Sequence[int]) -> int:
+        """Return the number of leading prompt tokens that the cache holds, for a prompt with the key and the
+        salt of this session."""
+        return self.shares(prompt, extend(self.chain[:1], prompt))
+
     def begins(self, other: "Session") -> bool:
         """Return True if this session is a prefix of the other session."""
         n = len(self.tokens)

@@ -94,9 +94,8 @@ class SessionManager:
     def known_tokens(self, session_id: str | None, prompt: Sequence[int], salt: str = "") -> int:
         """Return the approximate number of leading prompt tokens that a sequence in memory has. `rewind` can
         then keep fewer tokens, because some caches cannot be cut at every token."""
-        own, held = self.get(session_id), 0
-        if own is not None:
-            held = own.shares(prompt, extend(own.chain[:1], prompt))
+        own = self.get(session_id)
+        held = own.held_of(prompt) if own else 0
         names = extend([self.keys.root(self.policy, salt)], prompt)
         return max([held, *(s.shares(prompt, names) for s in (*self._sessions.values(), *self._running))])
 
@@ -107,9 +106,10 @@ class SessionManager:
         If the cache cannot be trimmed, the session gets a new empty cache. At least one prompt token is left
         for prefill, because the reply starts from the logits of the last prompt token.
         """
-        keep = min(session.shares(prompt, extend(session.chain[:1], prompt)), len(prompt) - 1)
+        keep = min(session.held_of(prompt), len(prompt) - 1)
         if not session.cut(keep):
-            self._renew(session)
+            self._renew(session, session.chain[0])
+            session.tokens = []
         return len(session.tokens)
 
     def fork(self, session: Session) -> Session:
@@ -125,8 +125,7 @@ class SessionManager:
         for name, kept in list(self._sessions.items()):
             if kept not in self._running and is_lost(kept.cache):
                 del self._sessions[name]
-        new = self._with(session.policy, self.keys.root(session.policy, salt))
-        session.cache, session.base, session.chain = new.cache, new.base, new.chain
+        self._renew(session, self.keys.root(session.policy, salt))
 
     def done(self, session: Session) -> None:
         """End the run of this session and keep its cache, unless the cache is empty or lacks some of its
@@ -184,7 +183,7 @@ class SessionManager:
         longer than the prefix of `own`. If several sequences share the same prefix, take the sequence with
         the fewest tokens after the prefix."""
         names, most = extend([self.keys.root(self.policy, salt)], prompt), len(prompt) - 1
-        held = own.shares(prompt, extend(own.chain[:1], prompt)) if own else 0
+        held = own.held_of(prompt) if own else 0
         others = [*self._sessions.items(), *((None, session) for session in self._running)]
         found = [(min(s.shares(prompt, names), most), -s.cache.offset, name, s) for name, s in others]
         for n, _, name, session in sorted(found, key=lambda row: row[:2], reverse=True):
@@ -212,10 +211,10 @@ class SessionManager:
     def _with(self, policy: TierPolicy | None, name: bytes) -> Session:
         return Session(self._backend.new_cache(policy), policy, self._backend.lora, chain=[name])
 
-    def _renew(self, session: Session) -> None:
-        new = self._with(session.policy, session.chain[0])
+    def _renew(self, session: Session, name: bytes) -> None:
+        """Give the session an empty cache. name: the name of the empty prefix"""
+        new = self._with(session.policy, name)
         session.cache, session.base, session.chain = new.cache, new.base, new.chain
-        session.tokens = []
 
     # Limits -------------------------------------------------------------------------------------
 
