@@ -34,7 +34,6 @@ _HALF_CHARACTER = re.compile(
 # query fields of OpenAI's clients that change nothing; the clients write brackets after the name of a list
 _UNUSED_QUERY = frozenset({"include", "include[]"})
 _MISSING = re.compile(r"Object missing required field `(?P<field>.*)`", re.DOTALL)
-_DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
 class Decoded(NamedTuple, Generic[B]):
@@ -54,10 +53,9 @@ def decode(data: bytes, kind: type[B]) -> Decoded[B]:
     """
     if not data and not needs_fields(kind):
         data = b"{}"
-    decoder = _DECODERS.setdefault(kind, msgspec.json.Decoder(kind))
     try:
         try:
-            return Decoded(decoder.decode(data), [])
+            return Decoded(msgspec.json.decode(data, type=kind), [])
         except msgspec.ValidationError:
             return _decoded_in_steps(data, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
