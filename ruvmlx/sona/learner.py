@@ -336,7 +336,7 @@ class Learner:
         rating for wrong facts (ratings.FACTS)."""
         if reason_of(rating, note) == "facts":
             return 0.0
-        r, value = self.rating_index.weigh(reply, rating)
+        r, value = self.rating_index.reward_and_value(reply, rating)
         learns = self._learns and reply.teaches
         w = objective.dro_weight(rating, r, value, trace.log_ratio) if learns else 0.0
         return w * trace.importance if w < 0 else w

@@ -300,21 +300,20 @@ class RatingIndex:
 
     # -- queries ------------------------------------------------------------------------------------
 
-    def weigh(self, reply: ReplyRow, rating: str) -> tuple[float, float]:
+    def reward_and_value(self, reply: ReplyRow, rating: str) -> tuple[float, float]:
         """Return (r, V(x)) of a new rating, computed from the bank's entries of all other replies. r is the
         reward of the rating, and V(x) is the mean reward for similar questions (objective.py)."""
-        self.sync()
-        r = signal.reward_of(rating, self.bank.counts_without(reply.id))
+        r = self.reward(reply.id, rating)
         return r, self.bank.value(self.query(reply), without=reply.id)
 
-    def standing(self, reply_id: str, rating: str) -> tuple[float, float]:
-        """Return (r, V(x)) of a rating in force, as `weigh` does, computed from the entries of all other
-        replies."""
+    def reward_and_value_in_force(self, reply_id: str, rating: str) -> tuple[float, float]:
+        """Return (r, V(x)) of a rating in force, as `reward_and_value` does, but embed no question: if the
+        bank has no vector of the question, V(x) is the mean reward of all questions."""
         r = self.reward(reply_id, rating)
         return r, self.bank.value(self.bank.vector(reply_id), without=reply_id)
 
     def reward(self, reply_id: str, rating: str) -> float:
-        """Return the reward r of a rating in force, computed from the entries of all other replies."""
+        """Return the reward r of a rating, computed from the bank's entries of all other replies."""
         self.sync()
         return signal.reward_of(rating, self.bank.counts_without(reply_id))
 

@@ -140,7 +140,9 @@ def _examples(
     for row in rows:
         # V(x) is set to 0 for a preference, because V(x) of two replies to the same question cancels.
         reward, value = (
-            (row.reward, 0.0) if row.reward is not None else index.standing(row.reply_id, row.rating)
+            (row.reward, 0.0)
+            if row.reward is not None
+            else index.reward_and_value_in_force(row.reply_id, row.rating)
         )
         prompt, said = (np.frombuffer(ids, _TOKEN).tolist() for ids in (row.prompt_ids, row.sampled_ids))
         prompt, said = prompt + said[: row.thought], said[row.thought :]

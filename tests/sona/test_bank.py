@@ -294,7 +294,7 @@ def test_the_learner_takes_the_value_of_alike_questions(open_tiny):
             runtime.rate(reply(runtime, "tea?", seed=i), "up")
         store, memory = runtime.store, runtime.learner.rating_index
         again = store.replies.get(reply(runtime, "tea?", seed=50))
-        r, value = memory.weigh(again, "up")
+        r, value = memory.reward_and_value(again, "up")
         assert r == 1 and value == pytest.approx(
             value_ref(memory.query(again), plain_past(runtime)), abs=1e-5
         )

@@ -198,7 +198,7 @@ def test_pushes_fade_and_tastes_turn_without_the_head(open_tiny):
             learner.micro.trend,
             true_log_ratio(runtime, reply_id),
         )
-        known = learner.rating_index.weigh(row, "up")
+        known = learner.rating_index.reward_and_value(row, "up")
         runtime.rate(reply_id, "up")
         weight = learner.history.ratings()[-1].weight
         faded, plain = (objective.dro_weight("up", *known, ratio) for ratio in (wanted, 0.0))

@@ -138,7 +138,7 @@ def test_a_rating_in_another_process_at_the_same_time_is_not_lost(open_tiny, mon
     """The other one commits between our look at the store and our commit: we start again from its weights."""
     with open_tiny() as one, open_tiny() as two:
         mine, other = reply(one), reply(two, seed=2)
-        weigh, calls = one.learner.rating_index.weigh, []
+        weigh, calls = one.learner.rating_index.reward_and_value, []
 
         def weigh_slowly(*args):
             if not calls:
@@ -146,7 +146,7 @@ def test_a_rating_in_another_process_at_the_same_time_is_not_lost(open_tiny, mon
             calls.append(args)
             return weigh(*args)
 
-        monkeypatch.setattr(one.learner.rating_index, "weigh", weigh_slowly)
+        monkeypatch.setattr(one.learner.rating_index, "reward_and_value", weigh_slowly)
         assert one.rate(mine, "up").adapter_version == 2
         assert len(calls) == 2
         assert one.learner.history.adapter(2).parent == 1
@@ -157,14 +157,14 @@ def test_a_rating_is_not_refused_because_others_rate_all_the_time(open_tiny, mon
     """Another process commits before us each time, until we hold the write lock from the beginning."""
     with open_tiny() as one, open_tiny() as two:
         mine, others = reply(one), [reply(two, seed=2 + i) for i in range(learner_module._ATTEMPTS)]
-        weigh = one.learner.rating_index.weigh
+        weigh = one.learner.rating_index.reward_and_value
 
         def weigh_slowly(*args):
             if not one.store.db.in_transaction:
                 two.rate(others.pop(), "up")
             return weigh(*args)
 
-        monkeypatch.setattr(one.learner.rating_index, "weigh", weigh_slowly)
+        monkeypatch.setattr(one.learner.rating_index, "reward_and_value", weigh_slowly)
         result = one.rate(mine, "up")
         assert result.adapter_version == learner_module._ATTEMPTS + 1 and not others
         assert one.status().ratings == learner_module._ATTEMPTS + 1

@@ -113,7 +113,7 @@ def test_the_objectives_numbers(runtime_and_reply, monkeypatch, poison, where):
     """An infinite V(x) or log-ratio is clipped to a whole push; NaN is no rating."""
     runtime, reply_id = runtime_and_reply
     if where == "value":
-        monkeypatch.setattr(runtime.learner.rating_index, "weigh", lambda *a: (0.5, poison))
+        monkeypatch.setattr(runtime.learner.rating_index, "reward_and_value", lambda *a: (0.5, poison))
     else:
         runtime.learner.traces.held[reply_id].logprob = poison
     if np.isnan(poison):
