@@ -25,7 +25,7 @@ from ruvmlx.progress import QUIET
 from ruvmlx.runtime import Runtime
 from ruvmlx.text import did_you_mean_model
 
-from .errors import ApiError, api_error
+from .errors import ApiError, InternalError, api_error
 from .idle import IdleWork
 from .installed import InstalledModels
 from .memory_look import look_between
@@ -299,6 +299,8 @@ class ModelPool:
             await serving.host.release()
         except RuvmlxError as error:  # for example, the store is busy; the model is closed even so
             serving.log.write("closing", {"model": serving.model_name, "failed": error_line(error)})
+        except Exception as error:  # noqa: BLE001 - the task that closes unused models goes on
+            InternalError.of(error).write_to(serving.log)
         serving.metrics.add("ruvmlx_model_unloads_total", model=serving.model_name, reason=why)
         serving.log.write("closed", {"model": serving.model_name, "reason": why})
         await self.share.divide(self.open_models)

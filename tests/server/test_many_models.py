@@ -326,6 +326,22 @@ def test_a_model_that_nobody_uses_is_closed(serve_models, monkeypatch):
     assert open_names(running) == [A] and ask(running, B).status == 200
 
 
+def test_a_fault_while_a_model_closes_does_not_keep_later_models_open(serve_models, monkeypatch):
+    monkeypatch.setattr(model_pool, "UNLOAD_EVERY", 0.05)
+    running, close, faults = serve_models(unload_after=0.2), Runtime.close, [OSError("a disk fault")]
+
+    def close_with_fault(runtime):
+        close(runtime)
+        if faults:
+            raise faults.pop()
+
+    monkeypatch.setattr(Runtime, "close", close_with_fault)
+    for _ in range(2):
+        assert ask(running, B).status == 200
+        running.wait_until(lambda: open_names(running) == [A], 15)
+    assert not faults and "OSError at" in running.log.getvalue()
+
+
 def test_a_rating_finds_the_model_that_wrote(serve_models):
     """Also after it was closed. The other model's adapter does not change."""
     running = serve_models()
