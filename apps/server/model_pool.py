@@ -64,7 +64,7 @@ class ModelPool:
         self._unload_after, self._learns = unload_after, learns
         self._turn = asyncio.Lock()  # only the holder of this lock opens or closes a model
         self._opening: asyncio.Task[None] | None = None
-        self._idle_work = AsyncExitStack()
+        self._at_end = AsyncExitStack()  # ends the idle work of models and closes the models
         self._closing: dict[str, asyncio.Task[None]] = {}  # the models to close, by `PooledModel.name`
 
     # -- the server's start and end ------------------------------------------------------------------
@@ -76,15 +76,13 @@ class ModelPool:
         self.first.note_plan()
         await self.share.begin(self.first)
         self.first.serving.last_look = await look_between(self.first.serving.host)
-        closing = asyncio.ensure_future(self._close_unused())
-        try:
-            async with self._idle_work:
+        async with self._at_end:
+            closing = asyncio.ensure_future(self._close_unused())
+            try:
                 yield
-        finally:
-            closing.cancel()
-            await asyncio.wait([closing])
-            for model in self._models[1:]:
-                await model.serving.host.close()
+            finally:
+                closing.cancel()
+                await asyncio.wait([closing])
 
     def stop(self) -> None:
         """End all replies, stop the opening of a model, and refuse requests from now on."""
@@ -167,6 +165,7 @@ class ModelPool:
         serving = first.for_model(Host(opener, beside=first.host), name, about)
         model = PooledModel(name, serving, self._installed.need(facts))
         self._models.append(model)
+        self._at_end.push_async_callback(serving.host.close)
         return model
 
     # -- requests that use a model -------------------------------------------------------------------
@@ -364,7 +363,7 @@ class ModelPool:
         serving.log.write("opened", {"model": serving.model_name, "ms": took})
         if model is not self.first and not model.is_tended:
             model.is_tended = True
-            await self._idle_work.enter_async_context(IdleWork(serving, self._learns).running())
+            await self._at_end.enter_async_context(IdleWork(serving, self._learns).running())
 
 
 def _spellings(name: str) -> list[str]:

@@ -342,6 +342,26 @@ def test_a_fault_while_a_model_closes_does_not_keep_later_models_open(serve_mode
     assert not faults and "OSError at" in running.log.getvalue()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_at_the_end_each_model_closes_even_if_another_fails(serve_models, home, monkeypatch):
+    """A model saves its data when it closes."""
+    third = home / ".lmstudio" / "models" / "tests" / "three"
+    shutil.copytree(third.with_name("two"), third)
+    running, close, closed = serve_models(), Runtime.close, []
+
+    def close_or_fail(runtime):
+        close(runtime)
+        closed.append(runtime.model.name)
+        if len(closed) == 1:
+            raise StoreBusy("another program uses the store.")
+
+    assert ask(running, B).status == ask(running, "lmstudio:tests/three").status == 200
+    shutil.rmtree(third)
+    monkeypatch.setattr(Runtime, "close", close_or_fail)
+    running.stop()
+    assert len(closed) == 3
+
+
 def test_a_rating_finds_the_model_that_wrote(serve_models):
     """Also after it was closed. The other model's adapter does not change."""
     running = serve_models()
