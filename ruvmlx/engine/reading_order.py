@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 MORE = 8.0  # each step of priority multiplies a prompt's share of the speed by MORE
 FIRST = 32  # the maximum number of tokens of a piece of a prompt before the reading pace was measured
-PART = 16  # the maximum number of tokens of a piece of a prompt is a multiple of PART
+# While other replies wait, the number of tokens of a piece is a multiple of PANEL (a panel of the kernels),
+# unless the chunk or the prompt ends before. Each piece reads all weights, so smaller pieces would be slow.
+PANEL = 16
 
 
 class ReadingPace:
@@ -28,7 +30,7 @@ class ReadingPace:
     def piece(self, seconds: float) -> int:
         """Return the maximum number of tokens of a piece that takes about `seconds`."""
         tokens = int(seconds * self.speed) if self.speed else FIRST
-        return max(PART, tokens + -tokens % PART)
+        return max(PANEL, tokens + -tokens % PANEL)
 
     def measure(self, tokens: int, seconds: float, most: int) -> None:
         """Update the speed: to the speed of a slower piece, or to the mean of the old speed and the speed of

@@ -18,6 +18,7 @@ from ..tiers import PAGE
 from .constraint import Matcher, matcher_for
 from .detokenize import StopStrings, StreamDecoder
 from .drafts import DraftCounts, DraftParts, new_drafts
+from .reading_order import PANEL
 from .recorder import Recorder, WorkRecorder
 from .repetition import Repetition, is_repeated_prose
 from .session import Session
@@ -29,9 +30,6 @@ from .types import Chunk, GenerationRequest, GenerationResponse, TokenLogprob, t
 # The engine reads a prompt in pieces: first FIRST_PIECE tokens, then about as many as take PIECE_SECONDS, but
 # at least LEAST_PIECE and at most a chunk. The chat can show progress between two pieces.
 FIRST_PIECE, LEAST_PIECE, PIECE_SECONDS = 512, 256, 2.0  # tokens, tokens, seconds
-# LEAST_PART: while other runs wait, a piece of the prompt has at least so many tokens, unless the chunk or
-# the prompt ends before. Each piece reads all weights, so smaller pieces would be slow.
-LEAST_PART = 16  # tokens
 
 
 class EngineParts(DraftParts, Protocol):
@@ -79,7 +77,7 @@ class Run:
         self.shared = False  # True if this run is a fork, or if the caller computed one of its decode steps
         self._read = self._fed = 0  # number of prompt tokens read by this run; number of `ids` in the session
         self._can_stream = isinstance(engine.backend, Streaming) and engine.backend.streams
-        self._in_parts = False  # True if `_part` chose the size of a piece, because other runs waited
+        self._was_beside_others = False  # True if other runs waited while this run read a piece
         self.text: list[str] = [self.decoder.go_on(request.begun)] if request.begun else []
         # The start of the reply that the chat template wrote at the end of the prompt, for example "<think>".
         self._opening = "" if request.begun or request.opening else opened_by(tokenizer, self.prompt)
@@ -142,7 +140,7 @@ class Run:
         """
         if not self.unread:
             return None
-        size = self._piece() if most is None else self._part(most)
+        size = self._size_alone() if most is None else self._size_beside_others(most)
         at = self.cached + self._read
         piece = self.prompt[at : at + size]
         try:
@@ -157,29 +155,29 @@ class Run:
         self._read += len(piece)
         return Chunk("", 0, at + len(piece), len(self.prompt))
 
-    def _piece(self) -> int:
-        """Return the number of prompt tokens to read next: first FIRST_PIECE, then about as many as take
-        PIECE_SECONDS, but at least LEAST_PIECE, and at most the rest of the chunk."""
+    def _size_alone(self) -> int:
+        """Return the number of prompt tokens to read next if no other run waits: first FIRST_PIECE, then
+        about as many as take PIECE_SECONDS, but at least LEAST_PIECE, and at most the rest of the chunk."""
         done, chunk = self._read, self._chunk
         pace = done / max(time.perf_counter() - self.started, 1e-6)
         wanted = int(PIECE_SECONDS * pace) // PAGE * PAGE if done else FIRST_PIECE
         # Complete a partly read chunk first, so that the cache has the same bits as after whole chunks.
-        rest = chunk - done % chunk if self._in_parts else chunk
+        rest = chunk - done % chunk if self._was_beside_others else chunk
         return min(max(wanted, LEAST_PIECE), rest)
 
-    def _part(self, most: int) -> int:
-        """Return the number of prompt tokens to read next if other runs wait: LEAST_PART to about `most`
+    def _size_beside_others(self, most: int) -> int:
+        """Return the number of prompt tokens to read next if other runs wait: PANEL to about `most`
         tokens, or the rest of the chunk or prompt if the rest is short."""
         chunk, cache = self._chunk, self.session.cache
         rest = min(chunk - self._read % chunk, self.unread)
         if self._read % chunk == 0 and isinstance(cache, Holding):
             cache.hold(rest)
-        self._in_parts = True
-        parts = min(-(-rest // max(most, LEAST_PART)), max(1, rest // LEAST_PART))
+        self._was_beside_others = True
+        parts = min(-(-rest // max(most, PANEL)), max(1, rest // PANEL))
         size = -(-rest // parts)
-        # The size is a multiple of LEAST_PART (panels of kernels), unless too few tokens would be left.
-        size = min(size + -size % LEAST_PART, max(most, size) // LEAST_PART * LEAST_PART)
-        return rest if parts == 1 else min(size, rest - LEAST_PART)
+        # The size is a multiple of PANEL, unless too few tokens would be left.
+        size = min(size + -size % PANEL, max(most, size) // PANEL * PANEL)
+        return rest if parts == 1 else min(size, rest - PANEL)
 
     def draw(self, record: bool = True) -> Chunk | None:
         """Draw the next token and return its text, or None if the run is over or the token is the end token.
