@@ -295,7 +295,7 @@ class RatingIndex:
         was never embedded, this function embeds the question."""
         return signal.extract(
             reply.id, label, self.bank.counts_without(reply.id), self.query(reply), reply.latency_ratio,
-            signal.tier(self._model.parameters), len(reply.prompt_ids) + len(reply.sampled_ids),
+            signal.size_class(self._model.parameters), len(reply.prompt_ids) + len(reply.sampled_ids),
         )  # fmt: skip
 
     # -- queries ------------------------------------------------------------------------------------

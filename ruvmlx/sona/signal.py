@@ -38,7 +38,7 @@ LABELS = (*RATINGS, *IMPLICIT)
 INDEX = {label: i for i, label in enumerate(LABELS)}
 _STARS = slice(INDEX["1"], INDEX["5"] + 1)  # the labels with stars
 WEIGHTS = np.array([1.0] * len(RATINGS) + [weight for _, weight in IMPLICIT.values()])
-_TIERS = (0.5e9, 2e9, 5e9, 10e9)  # numbers of parameters: the limits between the size classes of models
+_SIZES = (0.5e9, 2e9, 5e9, 10e9)  # numbers of parameters: the limits between the size classes of models
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class LearningSignal:
     quality: float  # the quality of the reply by the label, 0 to 1
     # the reply's time per token, divided by the median time per token of earlier replies
     latency_ratio: float
-    tier: int  # the size class of the model: 0 (below 0.5e9 parameters) to 4
+    size_class: int  # the size class of the model: 0 (below 0.5e9 parameters) to 4
     context_tokens: int  # the number of tokens of prompt and reply together
 
     @property
@@ -68,7 +68,7 @@ class LearningSignal:
     def row(self) -> SignalRow:
         return SignalRow(
             self.reply_id, self.kind, self.label, self.quality, self.reward,
-            self.latency_ratio, self.tier, self.context_tokens,
+            self.latency_ratio, self.size_class, self.context_tokens,
         )  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def extract(
     counts: np.ndarray,
     query: np.ndarray | None = None,
     latency_ratio: float = 1.0,
-    tier: int = 0,
+    size_class: int = 0,
     context_tokens: int = 0,
 ) -> LearningSignal:
     """Return the learning signal of a reply with this label (a rating, or implicit feedback). A star rating
@@ -88,7 +88,7 @@ def extract(
     """
     quality = (reward_of(label, counts) + 1) / 2
     kind = "implicit" if label in IMPLICIT else "explicit"
-    return LearningSignal(reply_id, query, kind, label, quality, latency_ratio, tier, context_tokens)
+    return LearningSignal(reply_id, query, kind, label, quality, latency_ratio, size_class, context_tokens)
 
 
 def check_implicit(label: str) -> str:
@@ -110,9 +110,9 @@ def rewards(counts: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.array([reward_of(label, counts) for label in LABELS])
 
 
-def tier(parameters: int) -> int:
+def size_class(parameters: int) -> int:
     """Return the size class, 0 to 4, of a model with this number of parameters."""
-    return sum(parameters >= limit for limit in _TIERS)
+    return sum(parameters >= limit for limit in _SIZES)
 
 
 class Pace:

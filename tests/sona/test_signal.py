@@ -63,7 +63,7 @@ def test_pace_compares_with_the_median_of_earlier_replies():
 
 
 def test_tiers_grow_with_the_model():
-    assert [signal.tier(n) for n in (135e6, 1.1e9, 3e9, 7e9, 70e9)] == [0, 1, 2, 3, 4]
+    assert [signal.size_class(n) for n in (135e6, 1.1e9, 3e9, 7e9, 70e9)] == [0, 1, 2, 3, 4]
 
 
 def test_a_rating_leaves_a_signal(open_tiny):
