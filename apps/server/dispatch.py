@@ -79,12 +79,12 @@ class Dispatcher:
             serving,
             self._models,
             decoded.body,
-            dict(scope.get("path_params", {})),
-            scope["state"]["salt"],
-            facts,
-            "anthropic-version" in headers,
-            endpoint.query and decode_query(scope.get("query_string", b""), endpoint.query),
-            ignored,
+            names=dict(scope.get("path_params", {})),
+            salt=scope["state"]["salt"],
+            facts=facts,
+            is_anthropic="anthropic-version" in headers,
+            query=endpoint.query and decode_query(scope.get("query_string", b""), endpoint.query),
+            ignored=ignored,
         )
         await unless_gone(receive, self._within_time(call, sender))
 
