@@ -26,8 +26,8 @@ from .interrupt import ctrl_c_sets
 from .kv_words import kv_facts, show_kv
 from .learn_check import check
 from .learn_router import router_arms, router_of, show_router
-from .number_types import Number, WholeNumber
-from .options import BUILT_IN, DATES, load_model, model_options, open_runtime, resolve, unknown_adapter
+from .number_types import Date, Number, WholeNumber
+from .options import BUILT_IN, load_model, model_options, open_runtime, resolve, unknown_adapter
 from .output import json_option, log, print_json, show, show_whole
 from .path_types import NewPath
 from .text_output import facts as table_of_facts
@@ -159,7 +159,7 @@ def _undone_line(kind: str) -> str:
 @learn.command()
 @click.argument("version", type=WholeNumber(min=0), required=False)
 @click.option(
-    "--before", type=click.DateTime(DATES), metavar="DATE",
+    "--before", type=Date(), metavar="DATE",
     help="Instead of VERSION: as it was at this date, 2026-11-20 or '2026-11-20 18:30', local time.",
 )  # fmt: skip
 @model_options

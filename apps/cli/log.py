@@ -16,8 +16,7 @@ from ruvmlx.errors import CorruptFile, NotFound, UsageError
 from ruvmlx.text import one_line
 
 from .completion_values import complete_log_kinds
-from .number_types import WholeNumber
-from .options import DATES
+from .number_types import Date, WholeNumber
 from .output import json_option, print_json
 from .path_types import OutputFile
 from .text_output import TableColumn, count, hint, say, table
@@ -51,7 +50,7 @@ _COLUMNS = (
 
 def filter_options(function: F) -> F:
     """Add the options --kind, --since and --until, which select rows of the log, to a verb."""
-    day = click.DateTime(DATES)
+    day = Date()
     for option in (
         click.option("--until", type=day, metavar="DATE", help="Only rows from before this time."),
         click.option("--since", type=day, metavar="DATE", help="Only rows from this time on."),

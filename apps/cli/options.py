@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 COMPLETED = {"model": complete_models, "adapter": complete_adapters}  # flags whose values the shell completes
 F = TypeVar("F", bound=Callable[..., Any])
 
-DATES = ["%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]  # the date formats of flags
 BUILT_IN = ("default", "none")  # names of adapters that the user does not have to make
 _LONG = 1_000_000  # the help of a flag does not show a bound from here on
 VERY_SIMILAR = 0.85  # the least similarity of a mistyped name to "none"

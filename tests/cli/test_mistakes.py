@@ -182,6 +182,8 @@ def test_a_deleted_chat_can_be_deleted_for_good(run, learned):
     [
         (("generate", "hi", "--seed", "x"), "'x' is not a whole number."),
         (("generate", "hi", "--seed", "1.5"), "'1.5' is not a whole number."),
+        (("learn", "rollback", "--before", "monday"), "'monday' is not a date, as in 2026-11-20 or"),
+        (("log", "show", "--since", "2026-13-01"), "'2026-13-01' is not a date, as in 2026-11-20 or"),
         (("learn", "consolidate", "--ewc", "much"), "'much' is not a number."),
     ],
 )
