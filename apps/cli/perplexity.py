@@ -41,10 +41,6 @@ def perplexity(file: str, ctx: int | None, as_json: bool, **flags: Any) -> None:
     text = _read(file)
     model, backend = load_and_open(settings, ctx)
     tokens = model.tokenizer.encode(text)
-    if len(tokens) < 2:
-        raise UsageError(
-            f"{file} holds {len(tokens)} tokens; perplexity needs 2 or more. Name a longer text."
-        )
     context = min(ctx or model.shape.max_context, model.shape.max_context)
     policy = cache_policy(settings.kv, backend, model.shape, settings.kv_tiers)
     found = measure(backend, tokens, context, policy, progress=_Progress(len(tokens)))

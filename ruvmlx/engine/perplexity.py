@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..backends.base import Backend
+from ..errors import UsageError
 from ..kv.cache import KVStats
 from ..kv.policy import F16, TierPolicy
 from ..sampling import log_softmax
@@ -45,8 +46,12 @@ def perplexity(
     `context` tokens.
 
     Each window starts with an empty cache. The first token of a window is not predicted. A tiered cache is
-    compared, token by token, with an f16 cache that receives the same tokens.
+    compared, token by token, with an f16 cache that receives the same tokens. Raises UsageError if there is
+    no token to predict.
     """
+    if min(len(tokens), context) < 2:
+        told = f"the text has {len(tokens):,}, the context {context:,}. Give a longer text."
+        raise UsageError(f"perplexity needs 2 tokens or more; {told}")
     compare = policy is not None and policy != F16
     seen = _Seen()
     for start in range(0, len(tokens) - 1, context):

@@ -294,6 +294,8 @@ def test_perplexity_of_a_file(run, tiny_folder, tmp_path):
     code, out, _ = run("perplexity", str(text), "--model", str(tiny_folder), "--ctx", "64", "--json")
     found = json.loads(out)
     assert code == 0 and found["ppl"] > 1 and found["tokens"] > 100
-    for bad in (str(tmp_path / "none"), str(tmp_path)):
+    empty = tmp_path / "empty"
+    empty.touch()
+    for bad in (str(tmp_path / "none"), str(tmp_path), str(empty)):
         code, _, err = run("perplexity", bad, "--model", str(tiny_folder))
         assert code == 2 and one_line(err)

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.engine.perplexity import kl_divergence, perplexity
+from ruvmlx.errors import UsageError
 from ruvmlx.sampling import log_softmax
 
 
@@ -18,6 +19,12 @@ def test_equals_the_likelihood_computed_by_hand(tiny_backend, context):
     assert found.tokens == len(expected)
     assert found.nll == pytest.approx(np.mean(expected), abs=1e-5)
     assert found.ppl == pytest.approx(np.exp(found.nll))
+
+
+@pytest.mark.parametrize(("tokens", "context"), [([], 9), ([5], 9), ([5, 6, 7], 1), ([5, 6, 7], 0)])
+def test_without_a_token_to_predict_there_is_one_clear_line(tiny_backend, tokens, context):
+    with pytest.raises(UsageError, match=f"2 tokens or more; the text has {len(tokens)}, .* {context}"):
+        perplexity(tiny_backend, tokens, context)
 
 
 def test_kl_divergence_is_zero_only_between_equals():
