@@ -67,6 +67,11 @@ def launch(
 
     First, a line says how many tokens per second all machines and one machine are expected to write.
     """
+    if command and command[0].startswith("-"):
+        raise UsageError(
+            f"launch has no option {command[0]!r}; an option of the command stands after the command, as in "
+            "`ruvmlx launch -n 2 -- generate PROMPT --json`."
+        )
     if not command or command[0] not in VERBS_OVER_RANKS:
         got = f"got {command[0]!r}" if command else "got none"
         raise UsageError(

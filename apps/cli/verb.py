@@ -26,6 +26,12 @@ GROUPS = {  # heading of the help -> names of options; the first group has all o
     "Output and help": ("as_json",),
 }
 
+# verb -> the reason why it has no option --json
+WITHOUT_JSON = {
+    "chat": "it is for people. `ruvmlx generate --json` prints one reply",
+    "mcp": "all that it prints are messages of MCP, in JSON",
+}
+
 
 def page_of(context: click.Context) -> HelpPage | None:
     """Return the help page of the verb of this context. The key of the page is the verb's words after
@@ -56,8 +62,14 @@ class Verb(click.Command):
     """A command whose help has groups of options, examples and exit codes."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        with _proposing_near_options():
-            return super().parse_args(ctx, args)
+        try:
+            with _proposing_near_options():
+                return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name == "--json" and self.name in WITHOUT_JSON:
+                message = f"`{ctx.command_path}` has no --json: {WITHOUT_JSON[self.name]}"
+                raise click.NoSuchOption("--json", message, ctx=ctx) from None
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for heading, records in option_groups(self, ctx):

@@ -12,6 +12,8 @@ from click.testing import CliRunner
 from ruvmlx.apps.cli import FILES, cli
 from ruvmlx.apps.cli.help_pages import EXIT_CODES, PAGES, SECTIONS
 
+from .verbs import one_line
+
 SCRIPTS = Path(__file__).parents[2] / "docs" / "scripts.md"
 
 
@@ -129,3 +131,17 @@ def test_a_verb_of_a_group_that_resembles_none_brings_the_groups_verbs():
     for typed, named in (["sessions", "find", "x"], "search"), (["config", "get", "system"], "show"):
         with pytest.raises(click.UsageError, match=f"has no command '{typed[1]}'. It has: .*{named}"):
             cli.main(typed, standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["mcp", "--json"], "`ruvmlx mcp` has no --json: all that it prints are messages of MCP, in JSON."),
+        (["chat", "--json"], "`ruvmlx chat` has no --json: it is for people."),
+        (["launch", "--json"], "as in `ruvmlx launch -n 2 -- generate PROMPT --json`."),
+        (["launch", "-n", "2", "--jsn", "--", "chat"], "launch has no option '--jsn'"),
+    ],
+)
+def test_a_verb_without_json_says_why_or_where_it_stands(run, words, said):
+    code, out, err = run(*words)
+    assert (code, out) == (2, "") and one_line(err) and said in err
