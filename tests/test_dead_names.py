@@ -14,8 +14,8 @@ PACKAGE = ("ruvmlx", "apps")
 CALLED_BY_A_LIBRARY = re.compile(r"__\w+__|(action|watch|visit|on|_on|render|compose|validate)_\w+")
 # Methods that a library's class also has, so that the library calls ours in their place.
 OVERRIDES = {
-    "_fatal_error", "check_action", "disable_input", "run_input_thread",
-    "get_selection", "stop_application_mode", "unhandled_token",  # textual
+    "_fatal_error", "check_action", "disable_input", "get_selection", "run_input_thread",
+    "stop_application_mode", "unhandled_token",  # textual
     "format_epilog", "format_options",  # click
     "send_400_response",  # uvicorn
 }  # fmt: skip
