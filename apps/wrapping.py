@@ -11,8 +11,9 @@ MIN_COLUMNS = 20  # text is wrapped at this width if the terminal is narrower
 COMMAND = re.compile(r"`[^`\n]+`")
 _UNIT = re.compile(r"(?<=\d) (?=[kMG]?B\b)")
 _WORD = re.compile(r"\s*\S+")
-_ROW = re.compile(r"(\s*\S.*?\s{2,})(\S.*)")  # a word and a text, as in a row of a table
-MIN_TEXT_COLUMNS = 20  # the text of a row begins below the word if the terminal has less room beside the word
+# a row of a table: the entry of the first column, at least two spaces, and the text of the second column
+_ROW = re.compile(r"(\s*\S.*?\s{2,})(\S.*)")
+MIN_TEXT_COLUMNS = 20  # in a narrower second column, a text that does not fit begins below the first column
 _HELD = "\ufdd0"  # a noncharacter, which sanitised text does not have; it is one column wide
 
 
@@ -53,11 +54,11 @@ def _wrap_line(line: str, columns: int, hang: int) -> str:
 
 
 def wrap_rows(text: str, columns: int) -> str:
-    """Return the text with all rows of its tables broken into lines of at most `columns` columns. The parts
-    of a broken row stand below its text. If there is little room beside the word of a row, the row's text
-    begins below the word. Other lines stay as they are.
+    """Return the text with all rows of its tables broken into lines of at most `columns` columns.
 
-    A table is at least two lines, one below the other, whose texts begin at the same column.
+    A table has two columns and at least two rows. The second column begins at the same place in each row, and
+    the further lines of a broken row begin at this place, too. If the second column has little room, the text
+    of a broken row begins in a line of its own, below the first column. All other lines stay as they are.
     """
     from rich.cells import cell_len
 
@@ -71,14 +72,15 @@ def wrap_rows(text: str, columns: int) -> str:
     )
 
 
-def _wrap_row(word: str, text: str, start: int, columns: int) -> str:
-    """start: the column at which the row's text begins."""
-    row = word + text
+def _wrap_row(entry: str, text: str, start: int, columns: int) -> str:
+    """Return a row of a table as `wrap_rows` breaks it. entry, text: the first and the second column. start:
+    the place at which the second column begins, in terminal cells."""
+    row = entry + text
     if columns - start >= MIN_TEXT_COLUMNS:
-        return _wrap_line(row, columns, start - (len(word) - len(word.lstrip())))
+        return _wrap_line(row, columns, start - (len(entry) - len(entry.lstrip())))
     if _wrap_line(row, columns, 0) == row:
         return row
-    return f"{_wrap_line(word.rstrip(), columns, 0)}\n{_wrap_line(f'    {text}', columns, 0)}"
+    return f"{_wrap_line(entry.rstrip(), columns, 0)}\n{_wrap_line(f'    {text}', columns, 0)}"
 
 
 def wrap_for(text: str, stream: TextIO | None) -> str:

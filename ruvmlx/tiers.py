@@ -64,15 +64,17 @@ RULE = f"multiples of {PAGE}, {' <= '.join(LENGTHS)}"  # what `check_lengths` de
 
 
 def check_lengths(lengths: Sequence[int]) -> None:
-    """Raise ValueError if the lengths are not those of all tiers but the oldest, in the order of LENGTHS."""
+    """Raise ValueError unless there is one length for each name in LENGTHS, in this order, and the lengths
+    obey RULE."""
     rising = list(lengths) == sorted(lengths) and lengths[0] >= PAGE
     if len(lengths) != len(LENGTHS) or not rising or any(length % PAGE for length in lengths):
         raise ValueError(f"tiers of {' and '.join(map(str, lengths))} tokens: must be {RULE}")
 
 
 def parse_lengths(text: str) -> tuple[int, ...]:
-    """Return the lengths that a text such as "256,1024" or "256,all" has. If the text has no length for a
-    tier, the tier holds no pages. Raises ValueError if the text has other lengths."""
+    """Return the lengths that a text such as "256,1024" or "256,all" names. "all" means EVERYTHING. If the
+    text names too few lengths, `fill_lengths` adds the missing ones. Raises ValueError as `check_lengths`
+    does."""
     lengths = fill_lengths([EVERYTHING if age == "all" else int(age) for age in text.split(",")])
     check_lengths(lengths)
     return lengths

@@ -55,7 +55,10 @@ KEY_WAIT = 0.25  # the maximum number of seconds for which a key waits for the i
 
 
 class Dock(Vertical):
-    """The input, and the lines above and below it. The side panel has the lines above them."""
+    """The widgets at the bottom of the screen: the suggestions, the input, the status line and the keys.
+
+    If the dock changes its height, the side panel changes its height, too: the panel ends above the dock.
+    """
 
     def __init__(self, panel: Panel) -> None:
         super().__init__(id="dock")

@@ -75,7 +75,7 @@ class ChatContext:
         self.model = ""  # the name of the model in use
         self.caveat = ""  # a line for the user about a limit of the open model (backends/base.py), or ""
         self.editing: UserMessage | ReplyMessage | None = None  # the message that the user edits
-        self._coming: object | None = None  # the list that waits for the runtime; None: no list waits
+        self._list_request: object | None = None  # the newest request for a list that is not shown yet
         self.waiting = ""  # a message that the user sent while the model or a chat was opening
 
     @property
@@ -147,24 +147,26 @@ class ChatContext:
         return await self.app.push_screen_wait(screen)
 
     async def prepare(self, work: Callable[[Runtime], T]) -> T | None:
-        """Do the same as `attempt`, for a list that the app shows next. Return None also if the user does not
-        want the list any more: the user pressed Esc, opened another list, or began a reply."""
-        mine = self._coming = object()
+        """Do the same as `attempt`, for the data of a list. The caller shows the list next. Return None also
+        if the user does not want the list any more: the user pressed Esc, opened another list, or began a
+        reply."""
+        mine = self._list_request = object()
         self.app.refresh_bindings()
         done = await self.attempt(work)
-        is_wanted = self._coming is mine and self.phase == "idle" and not self.app.screen.is_modal
-        if self._coming is mine:
+        is_wanted = self._list_request is mine and self.phase == "idle" and not self.app.screen.is_modal
+        if self._list_request is mine:
             self.cancel_list()
         return done if is_wanted else None
 
     def cancel_list(self) -> None:
-        self._coming = None
+        """Cancel the newest request for a list. `prepare` then returns None, so the app shows no list."""
+        self._list_request = None
         self.app.refresh_bindings()
 
     @property
     def can_stop(self) -> bool:
         """True if Esc stops a reply or the opening of a model, or cancels a list that is not shown yet."""
-        return self.phase in ("replying", "opening") or self._coming is not None
+        return self.phase in ("replying", "opening") or self._list_request is not None
 
     async def attempt(self, work: Callable[[Runtime], T]) -> T | None:
         """Call the function `work` in the runtime's thread and return its result. If the model writes a

@@ -17,7 +17,8 @@ _SHELL = re.compile(rf"`ruvmlx ({'|'.join(IN_CHAT)})((?: [^`]*)?)`")
 
 
 def chat_error_line(error: BaseException) -> str:
-    """Return the text of any error as one line.
+    """Return the text of any error as one line. The line has the slash commands in IN_CHAT in place of the
+    commands of the shell.
 
     >>> chat_error_line(ValueError("`ruvmlx learn rollback 2` goes back"))
     'unexpected ValueError: /rollback 2 goes back'

@@ -70,9 +70,10 @@ class UserMessage(Static):
 
 
 class NoticeText(Content):
-    """A text whose tables fit the width of the widget."""
+    """A text that can have tables. `wrap_rows` breaks the rows that are wider than the widget."""
 
     def at(self, width: int) -> Content:
+        """Return the text as a widget of `width` columns shows it."""
         return Content(wrap_rows(self.plain, width))
 
     def get_height(self, rules: RulesMap, width: int) -> int:

@@ -12,7 +12,7 @@ from .overview import Overview, Rows, fit_sections, sections
 WIDTH = 34  # the width in terminal cells; the panel's frame takes four cells of this width
 
 
-MIN_CHAT_COLUMNS = 30  # the panel covers the conversation if this width is not left beside the panel
+MIN_CHAT_COLUMNS = 30  # if the conversation has fewer columns beside the panel, the panel covers it
 
 
 class Panel(VerticalScroll, can_focus=False):
@@ -36,7 +36,8 @@ class Panel(VerticalScroll, can_focus=False):
         return self.display and self.has_class("narrow")
 
     def uncover(self) -> None:
-        """Close the panel if it hides the conversation, because a new message must be seen."""
+        """Close the panel if it hides the conversation. The transcript calls this method before it adds a
+        message, so that the user sees the message."""
         if self.covers:
             self.display = False
 

@@ -123,10 +123,10 @@ class StatusLine(Static):
         self.message = message
         if self._flashing:
             self._flashing.stop()
-        self._flashing = self.set_timer(seconds, lambda: self.end(message))
+        self._flashing = self.set_timer(seconds, lambda: self.end_message(message))
 
-    def end(self, message: str) -> None:
-        """Remove the message, if the line still shows it."""
+    def end_message(self, message: str) -> None:
+        """Remove the message, if the status line still shows this message."""
         if self.message == message:
             self.message = ""
 
@@ -178,7 +178,8 @@ class KeyHints(Static):
         return [shown[name] for name in (*self.ORDER, self.HELP) if name in shown]
 
     def _is_useful(self, active: ActiveBinding) -> bool:
-        """Return False for the key of an undo if there is no feedback that the key could take back."""
+        """Return False for a key that takes feedback back, if there is no such feedback. "Undo" takes back
+        the feedback on the selected reply, and "Take back" the newest feedback."""
         node, description = active.node, active.binding.description
         if description == "Undo" and isinstance(node, ReplyMessage):
             return node.has_feedback

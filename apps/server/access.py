@@ -109,17 +109,20 @@ class Access:
 
 
 def _key(headers: Headers, keys: Sequence[str]) -> str:
-    """Return the client's API key if the key is in `keys`. The client can send the key as a bearer token, in
-    the header `x-api-key`, or both. If both are valid, return the bearer token. A proxy can add a token of
-    its own to a request, so one valid key is enough. If no key is in `keys`, raise ApiError, 401."""
+    """Return the client's API key if the key is in `keys`.
+
+    A request can have two keys: the bearer token, and the key in the header `x-api-key`. One valid key is
+    enough, because a proxy can add its own token to the request. If both keys are valid, return the bearer
+    token. If the request has no valid key, raise ApiError, 401.
+    """
     scheme, _, token = headers.get("authorization", "").partition(" ")
     sent = [token if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
-    given = [key.strip() for key in sent if key.strip()]
-    for key in given:
+    sent_keys = [key.strip() for key in sent if key.strip()]
+    for key in sent_keys:
         if matching(key, keys) is not None:
             return key
     message = "an API key is needed, as in `Authorization: Bearer KEY`; this one is not valid."
-    if not given:
+    if not sent_keys:
         message = "an API key is needed, as in `Authorization: Bearer KEY`."
     raise ApiError(401, message, code="invalid_api_key")
 

@@ -100,8 +100,8 @@ def _not_routed(serving: Serving, endpoints: Sequence[Endpoint], routes: Sequenc
 
 def _shape(request: Any, endpoints: Sequence[Endpoint]) -> ErrorShape:
     """Return the form (OpenAI's, Anthropic's or ollama's) in which the server answers with an error for the
-    path of this request. A path that begins with /api/ has ollama's form. Another path has the form of the
-    first endpoint in the list whose path is this path or a parent path."""
+    path of this request. A path that begins with /api/ has ollama's form. For another path, the first
+    endpoint in the list whose path is this path or a parent path decides (`error_shape`)."""
     path = request.url.path
     if path.startswith("/api/"):
         return ollama_error

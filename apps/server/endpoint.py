@@ -128,9 +128,12 @@ class Endpoint:
 
 
 def error_shape(endpoint: Endpoint | None, headers: Mapping[str, str]) -> ErrorShape:
-    """Return the form in which the client of a request reads errors. The header `anthropic-version` asks for
-    Anthropic's form, if the endpoint has this form or if there is no such endpoint. endpoint: None for an
-    unknown path."""
+    """Return the form in which the server sends an error to the client of a request.
+
+    A client of Anthropic's API sends the header `anthropic-version`. This client gets Anthropic's form from
+    an endpoint with an `anthropic_answer`, and for an unknown path. All other requests get the form of the
+    endpoint, or OpenAI's form for an unknown path. endpoint: None for an unknown path.
+    """
     if "anthropic-version" in headers and (endpoint is None or endpoint.anthropic_answer is not None):
         return anthropic_error
     return endpoint.errors if endpoint is not None else openai_error

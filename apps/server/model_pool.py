@@ -64,7 +64,7 @@ class ModelPool:
         self._unload_after, self._learns = unload_after, learns
         self._turn = asyncio.Lock()  # only the holder of this lock opens or closes a model
         self._opening: asyncio.Task[None] | None = None
-        self._at_end = AsyncExitStack()  # ends the idle work of models and closes the models
+        self._at_end = AsyncExitStack()  # ends the idle work of all models but the first, and closes them
         self._closing: dict[str, asyncio.Task[None]] = {}  # the models to close, by `PooledModel.name`
 
     # -- the server's start and end ------------------------------------------------------------------

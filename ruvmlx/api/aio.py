@@ -36,12 +36,12 @@ class AsyncReplyStream(AsyncIterator[str]):
 
     async def __anext__(self) -> str:
         stream, chunks, news = self._stream, self._stream._chunks, self._news
-        chunks.tell = _teller(asyncio.get_running_loop(), news)
+        chunks.tell = _event_setter(asyncio.get_running_loop(), news)
         while not stream._ended:
             news.clear()
             if chunks.empty():
                 await self._wait()
-            elif text := stream._text_of(chunks.get_nowait()):
+            elif text := stream._record_chunk(chunks.get_nowait()):
                 return text
         raise StopAsyncIteration
 
@@ -70,8 +70,9 @@ class AsyncReplyStream(AsyncIterator[str]):
         self.stop()
 
 
-def _teller(loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> Callable[[], None]:
-    """Return a function with which another thread sets an event of the loop."""
+def _event_setter(loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> Callable[[], None]:
+    """Return a function that sets the event `news`. Any thread can call this function, although the event
+    belongs to the event loop `loop`."""
 
     def tell() -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reads the reply
@@ -81,11 +82,11 @@ def _teller(loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> Callable[[]
 
 
 class WaitingCalls(CallThread):
-    """A thread in which the calls of one model wait for their turns. They take no thread of the event loop's
-    executor from the program."""
+    """A thread that runs the blocking calls of one AsyncModel, one after another. So these calls use no
+    thread of the event loop's executor, and the program can use the whole executor for other work."""
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Return the result of work(*arguments)."""
+        """Run work(*arguments) in the thread, and return its result. The event loop goes on meanwhile."""
         return await asyncio.wrap_future(self.submit(work, *arguments))
 
 
@@ -164,7 +165,7 @@ class AsyncChat:
     """The class `Chat` for asyncio: its methods are coroutines; `stream` returns an asynchronous iterator."""
 
     def __init__(self, chat: Chat, calls: WaitingCalls):
-        """calls: those of the chat's AsyncModel."""
+        """calls: the thread for the blocking calls of the AsyncModel that made this chat."""
         self._chat, self._calls = chat, calls
 
     @property

@@ -9,7 +9,7 @@ from ..sampling import ReplyOptions
 from ..settings import parse
 
 NO_ADAPTER = "none"  # in place of an adapter's name: no adapter
-THIS_CALL = "this call"  # the name of a call's arguments in errors about settings
+THIS_CALL = "this call"  # the words with which an error says that the value of a setting came from a call
 
 
 def check_text(text: Any, what: str) -> None:

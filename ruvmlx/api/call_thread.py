@@ -1,8 +1,8 @@
 """This module runs calls in a thread of their own, one after another, in the order of their arrival.
 
-The thread is a daemon: Python does not wait for it at the end of a program, and a call can arrive after the
-end of the main thread, from a thread that still runs. A ThreadPoolExecutor refuses such a call, and Python
-waits for its threads.
+The thread is a daemon, so Python does not wait for this thread at the end of a program. After the end of the
+main thread, another thread of the program can still run, and this module accepts the calls of that thread. A
+ThreadPoolExecutor would refuse these calls, and Python would wait for the threads of the executor.
 """
 
 import threading
@@ -17,7 +17,7 @@ Call = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 
 class CallThread:
-    """A thread with a queue of calls. The thread ends after `end`, or when nobody has this object."""
+    """A thread with a queue of calls. The thread ends after `end`, or after Python has freed this object."""
 
     def __init__(self) -> None:
         self._calls = SimpleQueue[Call | None]()
@@ -26,13 +26,15 @@ class CallThread:
         weakref.finalize(self, self._calls.put, None).atexit = False
 
     def submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Run work(*arguments) in the thread. Do not call this method after `end`."""
+        """Let the thread run work(*arguments), and return the future of the result. After `end`, do not call
+        this method, because the thread would never run the work."""
         done = Future[T]()
         self._calls.put((done, work, arguments))
         return done
 
     def end(self) -> None:
-        """End the thread after the calls that wait."""
+        """Let the thread end after it has run the calls that are in the queue now. Do not wait for this end
+        (`join`)."""
         self._calls.put(None)
 
     def join(self) -> None:

@@ -53,7 +53,7 @@ class LocalModel:
         self.settings = settings
         self._thread = CallThread()
         self._lock = threading.Lock()  # no work begins while `close` ends the replies
-        self._closing: Future[None] | None = None  # the end of the runtime, once `close` was called
+        self._closing: Future[None] | None = None  # None: open; else done when the runtime is closed
         self._cancels = weakref.WeakSet[threading.Event]()  # the events that end the open reply streams
         self._runtime = self._thread.submit(_open_runtime, settings).result()
         _open_models.add(self)
@@ -169,7 +169,8 @@ class LocalModel:
         self._thread.join()
 
     def _begin_close(self) -> Future[None]:
-        """End unfinished replies, and close the runtime in its thread. Return the future of the end."""
+        """End unfinished replies, and let the runtime's thread close the runtime. Return a future that is
+        done when the runtime is closed."""
         with self._lock:
             if self._closing is None:
                 for cancel in self._cancels:
@@ -178,8 +179,9 @@ class LocalModel:
                 self._thread.end()
             return self._closing
 
-    def _leave_to_parent(self) -> None:
-        """Close this object in a child process. The thread of the runtime runs only in the parent."""
+    def _mark_closed_in_child(self) -> None:
+        """Mark this model as closed in a forked child process, so that its calls raise UsageError. Otherwise,
+        the calls would never return, because the runtime's thread runs only in the parent process."""
         self._lock = threading.Lock()
         self._closing = Future()
         self._closing.set_result(None)
@@ -338,9 +340,9 @@ def _close_open_models() -> None:
             model.close()
 
 
-def _leave_models_to_parent() -> None:
+def _mark_models_closed_in_child() -> None:
     for model in list(_open_models):
-        model._leave_to_parent()
+        model._mark_closed_in_child()
 
 
-os.register_at_fork(after_in_child=_leave_models_to_parent)
+os.register_at_fork(after_in_child=_mark_models_closed_in_child)

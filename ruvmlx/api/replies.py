@@ -51,13 +51,13 @@ class Reply:
     ttft_ms: float
     examples: tuple[str, ...]
     adapter: str | None
-    _model: InitVar[ReplyOwner | None] = None  # no field: `dataclasses.asdict` leaves it out
+    _model: InitVar[ReplyOwner | None] = None  # no field, so that `dataclasses.asdict` leaves it out
 
     def __post_init__(self, _model: ReplyOwner | None) -> None:
         object.__setattr__(self, "_model", _model)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy or a pickle of this reply has: all but the model, which cannot be copied."""
+        """Return what `copy` and `pickle` copy: all attributes but the model. Nothing can copy a model."""
         return {name: value for name, value in vars(self).items() if name != "_model"}
 
     @property
@@ -71,7 +71,7 @@ class Reply:
 
     @property
     def _owner(self) -> ReplyOwner:
-        """The model that wrote this reply. Raises UsageError for a copy."""
+        """The model that wrote this reply. Raises UsageError for a reply that `copy` or `pickle` made."""
         owner: ReplyOwner | None = getattr(self, "_model", None)
         if owner is None:
             raise UsageError("a copy of a reply has no model; rate it by `rate` of an open model.")
@@ -82,9 +82,10 @@ class Reply:
 
 
 class ChunkQueue(SimpleQueue[Chunk | None]):
-    """The chunks of one reply that nobody has read yet; None after the last one.
+    """The chunks of one reply that the caller has not read yet. After the last chunk, the queue has None.
 
-    tell: a function that the runtime's thread calls after each chunk.
+    tell: a function that `add` calls after it has put a chunk or None into the queue. `AsyncReplyStream` sets
+        this function, because it cannot block until a chunk is in the queue.
     """
 
     def __init__(self) -> None:
@@ -112,13 +113,15 @@ class ReplyStream(Iterator[str]):
 
     def __next__(self) -> str:
         while not self._ended:
-            if text := self._text_of(self._chunks.get()):
+            if text := self._record_chunk(self._chunks.get()):
                 return text
         raise StopIteration
 
-    def _text_of(self, chunk: Chunk | None) -> str:
-        """Return the text of the next chunk, which can be "". At the end, raise the error with which the
-        runtime ended the reply, if there was one."""
+    def _record_chunk(self, chunk: Chunk | None) -> str:
+        """Record that the caller has read this chunk. Return the text of the chunk, which can be "".
+
+        chunk: None at the end of the reply. Then, if an error ended the reply, raise this error.
+        """
         if chunk is None:
             self._ended = True
             self._chunks.add(None)  # another thread can wait for the end, too
@@ -138,7 +141,7 @@ class ReplyStream(Iterator[str]):
         try:
             for _ in self:
                 pass
-        except KeyboardInterrupt:  # a shell keeps the stream with the traceback, so it would not end
+        except KeyboardInterrupt:  # a shell keeps the traceback and so the stream: the reply would go on
             self.stop()
             raise
         if self._response is None:

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 MORE = 8.0  # each step of priority multiplies a prompt's share of the speed by MORE
 FIRST = 32  # the maximum number of tokens of a piece of a prompt before the reading pace was measured
-# While other replies wait, the number of tokens of a piece is a multiple of PANEL (a panel of the kernels),
-# unless the chunk or the prompt ends before. Each piece reads all weights, so smaller pieces would be slow.
+# The number of tokens in one panel of the kernels. While other replies wait, a piece of a prompt has at least
+# PANEL tokens, unless the rest of the chunk or of the prompt is shorter. Except in the last two pieces of a
+# chunk or of a prompt, the number of tokens is a multiple of PANEL. For each piece, the machine reads all
+# weights, so smaller pieces would be slow.
 PANEL = 16
 
 

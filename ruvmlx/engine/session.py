@@ -61,9 +61,9 @@ class Session:
         n = PAGE * pages + common_prefix(self.tokens[last], prompt[last])
         return min(n, self.cache.offset)
 
-    def held_of(self, prompt: Sequence[int]) -> int:
-        """Return the number of leading prompt tokens that the cache holds, for a prompt with the key and the
-        salt of this session."""
+    def shared_tokens(self, prompt: Sequence[int]) -> int:
+        """Return the number of leading prompt tokens that the cache holds. This method compares only tokens,
+        so the key (`CacheKeys.key`) and the salt of the prompt must be those of this session."""
         return self.shares(prompt, extend(self.chain[:1], prompt))
 
     def begins(self, other: "Session") -> bool:

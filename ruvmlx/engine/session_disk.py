@@ -128,7 +128,7 @@ class SessionsOnDisk:
         if self.folder is None:
             return None
         names = extend([self._keys.root(policy, salt)], prompt)
-        n = held.held_of(prompt) if held else 0
+        n = held.shared_tokens(prompt) if held else 0
         found = self.folder.load(names, prompt, partial(self._backend.new_cache, policy), n)
         if found is None or common_prefix(found[1], prompt) <= n:
             return None

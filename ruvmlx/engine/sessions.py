@@ -95,7 +95,7 @@ class SessionManager:
         """Return the approximate number of leading prompt tokens that a sequence in memory has. `rewind` can
         then keep fewer tokens, because some caches cannot be cut at every token."""
         own = self.get(session_id)
-        held = own.held_of(prompt) if own else 0
+        held = own.shared_tokens(prompt) if own else 0
         names = extend([self.keys.root(self.policy, salt)], prompt)
         return max([held, *(s.shares(prompt, names) for s in (*self._sessions.values(), *self._running))])
 
@@ -106,7 +106,7 @@ class SessionManager:
         If the cache cannot be trimmed, the session gets a new empty cache. At least one prompt token is left
         for prefill, because the reply starts from the logits of the last prompt token.
         """
-        keep = min(session.held_of(prompt), len(prompt) - 1)
+        keep = min(session.shared_tokens(prompt), len(prompt) - 1)
         if not session.cut(keep):
             self._renew(session, session.chain[0])
             session.tokens = []
@@ -183,7 +183,7 @@ class SessionManager:
         longer than the prefix of `own`. If several sequences share the same prefix, take the sequence with
         the fewest tokens after the prefix."""
         names, most = extend([self.keys.root(self.policy, salt)], prompt), len(prompt) - 1
-        held = own.held_of(prompt) if own else 0
+        held = own.shared_tokens(prompt) if own else 0
         others = [*self._sessions.items(), *((None, session) for session in self._running)]
         found = [(min(s.shares(prompt, names), most), -s.cache.offset, name, s) for name, s in others]
         for n, _, name, session in sorted(found, key=lambda row: row[:2], reverse=True):
@@ -212,7 +212,8 @@ class SessionManager:
         return Session(self._backend.new_cache(policy), policy, self._backend.lora, chain=[name])
 
     def _renew(self, session: Session, name: bytes) -> None:
-        """Give the session an empty cache. name: the name of the empty prefix"""
+        """Give the session an empty cache and a new chain. Do not change its `tokens`. name: the first name
+        of the new chain (`CacheKeys.root`)"""
         new = self._with(session.policy, name)
         session.cache, session.base, session.chain = new.cache, new.base, new.chain
 

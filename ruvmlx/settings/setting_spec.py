@@ -21,7 +21,7 @@ class SettingSpec:
 
     kind: str, int, float, or bool; the user writes a bool as "on" or "off".
     choices: the allowed texts. pattern: a regular expression that matches the allowed texts.
-    check: a function that raises ValueError for a text that matches the pattern and is still not allowed.
+    check: a second test after the pattern: a function that raises ValueError for a text that is not allowed.
     expected: a description of the allowed texts in words.
     least, most: the smallest and the largest allowed number.
     over: True if the value `least` is not allowed.

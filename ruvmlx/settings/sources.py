@@ -55,7 +55,8 @@ def variable(name: str) -> str:
 
 def load(flags: Mapping[str, Any] | None = None, origin: str = "flag") -> Settings:
     """Return the settings from all sources. A flag with the value None and an empty environment variable are
-    treated as not given. origin: the name of `flags` in errors. Raises UsageError for a bad value."""
+    treated as not given. origin: the words with which an error names the source of a value in `flags`.
+    Raises UsageError for a bad value."""
     return Settings(**{name: found.value for name, found in resolve(flags, origin).items()})
 
 
@@ -68,7 +69,7 @@ class Resolved:
 
 
 def resolve(flags: Mapping[str, Any] | None = None, origin: str = "flag") -> dict[str, Resolved]:
-    """Return every setting's value with its source. origin: the name of `flags`."""
+    """Return every setting's value with its source. origin: the `Resolved.origin` of a value in `flags`."""
     sources = _sources(flags or {}, origin)
     return {name: _first(name, sources) for name in SPECS}
 

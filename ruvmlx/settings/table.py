@@ -24,7 +24,7 @@ TARGETS_EXPECTED = "head, attention, ffn, embedding, all, top:8, or modules as i
 
 
 def _check_ranges(targets: str) -> None:
-    """Raise ValueError if the first layer of a range comes after the last layer."""
+    """Raise ValueError if a range of layers runs backwards, as in "q_proj:29-20"."""
     if any(int(first) > int(last) for first, last in re.findall(r":(\d+)-(\d+)", targets)):
         raise ValueError
 

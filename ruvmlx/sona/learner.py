@@ -184,13 +184,13 @@ class Learner:
             self.active.reload()
             raise
 
-    def commit_ratings(self, given: Ratings, protect: Protect | None = None) -> CommittedUpdate:
-        """Update the weights once by some ratings, and commit both. HeadMoved: another process commits first.
-        protect: as in `update_by`"""
+    def commit_ratings(self, batch: Ratings, protect: Protect | None = None) -> CommittedUpdate:
+        """Compute one update of the weights from all ratings in `batch`. Commit the ratings and weights in
+        one transaction. Raises HeadMoved if another process commits first. protect: as in `update_by`"""
         self.active.catch_up()
         self.active.install_base()
         before, history = self.state, self.history
-        ratings = [(self.rateable(id_), *rating_and_note) for id_, rating_and_note in given.items()]
+        ratings = [(self.rateable(id_), *rating_and_note) for id_, rating_and_note in batch.items()]
         replaced = [(history.reasons.rating_of(reply.id) or ("",))[0] for reply, *_ in ratings]
         steps = {step for reply, *_ in ratings for step in history.steps_of_reply(before.version, reply.id)}
         base = self.undo_steps(sorted(steps, key=itemgetter(1)))
@@ -209,14 +209,14 @@ class Learner:
             if reason_of(rating, note) != "facts"
         ]
         version = history.commit(
-            before.version, [(id_, *given[id_], w) for id_, w in zip(given, weights, strict=True)],
+            before.version, [(id_, *batch[id_], w) for id_, w in zip(batch, weights, strict=True)],
             pack_adapter(new.micro, new.layer_lora), new.kl, new.micro.norm, [s.row() for s in signals],
         )  # fmt: skip
         self.active.state = replace(new, base=before.base, version=version)
         if taste is None:
             self.taste_push.note_rating(before.version, version)
         self.rating_index.add_ratings(signals, version)
-        for id_ in given.keys() - {signal.reply_id for signal in signals}:
+        for id_ in batch.keys() - {signal.reply_id for signal in signals}:
             self.rating_index.bank.remove(id_)
         return CommittedUpdate(before, self.state, traces, apply_us, replaced)
 

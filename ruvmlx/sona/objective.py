@@ -37,12 +37,13 @@ def reward(rating: str, stars: Sequence[int] | np.ndarray) -> float:
     The ranking starts with one imaginary rating of each number of stars. So the first rating of 5 stars has r
     = 1, and the first rating of 4 stars has r = 0.5. If a user always gives 5 stars, r of 5 stars is below 1.
 
-    stars: [5], how many other ratings have 1 star, 2 stars, ..., 5 stars
+    stars: [5], how many ratings have 1 star, 2 stars, ..., 5 stars; the caller decides whether this rating
+        itself is among them
     """
     if rating in ("up", "down"):
         return 1.0 if rating == "up" else -1.0
-    given, at = [1 + int(n) for n in stars], int(rating) - 1
-    rank = (sum(given[:at]) + 0.5 * given[at]) / sum(given)
+    counts, at = [1 + int(n) for n in stars], int(rating) - 1
+    rank = (sum(counts[:at]) + 0.5 * counts[at]) / sum(counts)
     # If the user has given no ratings yet, the mid-ranks of 1 star and of 5 stars are 0.1 and 0.9.
     return min(1.0, max(-1.0, 2.5 * (rank - 0.1) - 1))
 

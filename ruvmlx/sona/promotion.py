@@ -108,7 +108,8 @@ class PromotionTest:
         self._learner, self.buffer, self.pause = learner, buffer, pause
         self._backend = learner.backend
         self._frozen: dict[str, float] = {}
-        # log-probabilities by the adapter's name and the text, or the id of the rated reply
+        # Log-probabilities. The key has two parts: the adapter's name, and a plain text or the id of a rated
+        # reply.
         self._known: dict[tuple[str, TrainingText | str], float] = {}
         self._ground: tuple[str, ProbedBase] | None = None  # (name, base LoRA) of the last measurement
         self._version = -1  # the adapter version in use when `_known` and `_ground` were measured
@@ -215,12 +216,12 @@ class PromotionTest:
         total = sum(self._cached_logprob(name, t, micro) * t.answer_tokens for t in texts)
         return -total / sum(t.answer_tokens for t in texts)
 
-    def _cached_logprob(self, name: str, one: TrainingText | RatedExample, micro: MicroLoRA | None) -> float:
+    def _cached_logprob(self, name: str, item: TrainingText | RatedExample, micro: MicroLoRA | None) -> float:
         """Return the result of `_logprob` for an adapter and a text, from the cache if possible. name: the
-        adapter's name in the cache."""
-        key = name, one.reply_id if isinstance(one, RatedExample) else one
+        adapter's name in the cache. item: a plain text, or an example with a text"""
+        key = name, item.reply_id if isinstance(item, RatedExample) else item
         if key not in self._known:
-            self._known[key] = self._logprob(one.text if isinstance(one, RatedExample) else one, micro)
+            self._known[key] = self._logprob(item.text if isinstance(item, RatedExample) else item, micro)
         return self._known[key]
 
     def _logprob(self, text: TrainingText, micro: MicroLoRA | None) -> float:

@@ -307,8 +307,9 @@ class RatingIndex:
         return r, self.bank.value(self.query(reply), without=reply.id)
 
     def reward_and_value_in_force(self, reply_id: str, rating: str) -> tuple[float, float]:
-        """Return (r, V(x)) of a rating in force, as `reward_and_value` does, but embed no question: if the
-        bank has no vector of the question, V(x) is the mean reward of all questions."""
+        """Return (r, V(x)) of a rating in force. Take the question's vector from the bank, while
+        `reward_and_value` can embed the question. If the bank has no such vector, V(x) is the mean reward of
+        all questions."""
         r = self.reward(reply_id, rating)
         return r, self.bank.value(self.bank.vector(reply_id), without=reply_id)
 

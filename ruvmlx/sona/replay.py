@@ -22,17 +22,18 @@ from .adapter_history import AdapterHistory
 from .rating_index import RatingIndex
 
 LIMIT = 10_000  # the maximum number of replies with a rating or preference; only the newest are used
-HELD_OUT = 5  # about one of 5 rated replies is held out: no run trains on it
-# The newest TESTED of the held-out replies test the result. With thousands of ratings, a test that reads all
-# of them would take longer than the training.
-TESTED = 100
+HELD_OUT = 5  # about one of 5 rated replies is held out: no run trains on this reply
+# The maximum number of held-out replies in the test of the result; the test takes the newest ones. With
+# thousands of ratings, a test on all held-out replies would take longer than the training.
+TEST_LIMIT = 100
 _TOKEN = "<i4"  # the type of a token id in the store
 BATCH = (4, 2, 2)  # texts in one step, at most: newly rated replies, older rated replies, plain texts
 
 
 @dataclass(frozen=True)
 class RatedExample:
-    """A rated reply, or a reply of a preference. A run reads thousands of them, so the tokens are bytes.
+    """A rated reply, or a reply of a preference. A run can keep thousands of examples in memory, so the
+    tokens are bytes: a tuple of token ids takes several times the memory.
 
     tokens: the token ids of the text to train on, little-endian int32
     first: the index of the reply's first token
@@ -51,7 +52,7 @@ class RatedExample:
 
     @property
     def text(self) -> TrainingText:
-        """The text to train on. Each call builds a new one."""
+        """The text to train on, made from `tokens` at each call."""
         return TrainingText(tuple(np.frombuffer(self.tokens, _TOKEN).tolist()), self.first)
 
     @property
@@ -114,7 +115,7 @@ def load(
     kept = {e.reply_id for e in held}
     plain, judged = (_texts(pairs, tokenizer, context, pause) for pairs in (_plain(), reference_text.texts()))
     train = [e for e in examples if e.reply_id not in kept]
-    return Buffer(train, held[-TESTED:], plain, judged, history.last_promotion())
+    return Buffer(train, held[-TEST_LIMIT:], plain, judged, history.last_promotion())
 
 
 def _plain() -> list[tuple[str, str]]:

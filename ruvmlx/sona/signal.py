@@ -36,7 +36,7 @@ IMPLICIT = {
 }
 LABELS = (*RATINGS, *IMPLICIT)
 INDEX = {label: i for i, label in enumerate(LABELS)}
-_STARS = slice(INDEX["1"], INDEX["5"] + 1)  # the labels with stars
+_STARS = slice(INDEX["1"], INDEX["5"] + 1)  # the places of the labels with stars in LABELS
 WEIGHTS = np.array([1.0] * len(RATINGS) + [weight for _, weight in IMPLICIT.values()])
 _SIZES = (0.5e9, 2e9, 5e9, 10e9)  # numbers of parameters: the limits between the size classes of models
 
@@ -98,8 +98,8 @@ def check_implicit(label: str) -> str:
 
 
 def reward_of(label: str, counts: Sequence[int] | np.ndarray) -> float:
-    """Return the reward r of one label, in [-1, 1]: that of `objective.reward` for a rating, and that in
-    IMPLICIT for implicit feedback. counts: [len(LABELS)], the number of entries with each label"""
+    """Return the reward r of one label, in [-1, 1]. For a rating, `objective.reward` computes r. For implicit
+    feedback, r is in IMPLICIT. counts: [len(LABELS)], the number of entries with each label"""
     if label in IMPLICIT:
         return IMPLICIT[label][0]
     return objective.reward(label, counts[_STARS])

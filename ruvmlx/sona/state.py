@@ -88,12 +88,12 @@ class LearnerState:
 
 @dataclass(frozen=True)
 class CommittedUpdate:
-    """An update of the weights by a rating or a preference, which the store has.
+    """An update of the weights by one rating, a batch of ratings, or a preference. The store has the update.
 
     before, after: the states before and after the update
     traces: the traces of the rated replies, or of the better and the worse reply
     apply_us: the duration of the update alone, microseconds
-    replaced: the earlier rating of each rated reply; "" without an earlier rating
+    replaced: for each rated reply, the earlier rating that the new rating replaces; "" if there was none
     """
 
     before: LearnerState

@@ -76,7 +76,7 @@ def test_each_line_of_a_file_gets_an_answer(run, tiny_folder, tmp_path):
     assert first[0]["text"] != first[1]["text"] and first[0]["id"] != second[0]["id"]
 
 
-def test_without_questions_the_answers_of_before_stay(run, tiny_folder, tmp_path):
+def test_a_missing_file_of_questions_does_not_empty_the_file_of_answers(run, tiny_folder, tmp_path):
     (tmp_path / "answers.jsonl").write_text("kept", "utf-8")
     error = run("prompt_batch.py", tiny_folder, "missing.txt", "answers.jsonl", fails=True)
     assert "missing.txt" in error and len(error.splitlines()) == 1

@@ -64,7 +64,7 @@ async def test_keys_of_the_chat_do_nothing_behind_another_screen(opened):
 @pytest.mark.parametrize("then", ["escape", "ctrl+c", "ctrl+o"])
 @pytest.mark.parametrize("opened", ["f3", "f4"])
 async def test_a_list_that_waits_for_the_model_can_be_cancelled(opened, then):
-    """The runtime is busy when the user asks for the list. Another list takes the place of this list."""
+    """The runtime is busy when the user asks for the list. Ctrl+O opens the list of chats in its place."""
     runtime, busy, go_on = ScriptedRuntime(["One."]), threading.Event(), threading.Event()
 
     def work(_):

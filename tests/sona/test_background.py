@@ -237,7 +237,7 @@ def test_the_examples_of_many_ratings_take_four_bytes_for_a_token():
 def test_the_newest_held_out_ratings_test_the_result(rated_runtime, monkeypatch):
     """With thousands of ratings, the test reads a part of those that no run trains on."""
     every = buffer_of(rated_runtime)
-    monkeypatch.setattr(replay, "TESTED", 2)
+    monkeypatch.setattr(replay, "TEST_LIMIT", 2)
     buffer = buffer_of(rated_runtime)
     assert len(every.held_out) > 2 and buffer.held_out == every.held_out[-2:]
     assert buffer.train == every.train

@@ -310,9 +310,10 @@ def known_results(version: int = 3) -> dict:
 
 
 def as_then(found, then):
-    """`found` without the fields that were added to rows later. `turns` is as then: the messages of all
-    branches were counted, and now those of the branch in use (test_branches.py). The `query` of a rated reply
-    is as then, too: "queries" reads it now."""
+    """`found` without the fields that a later format added to rows, and with two values of `then`. `turns`:
+    then, the store counted the messages of all branches; now, it counts those of the branch in use
+    (test_branches.py). `query` of a rated reply: the row no longer has this field, and the tests compare it
+    in "queries"."""
     if isinstance(then, dict) and isinstance(found, dict):
         found = found | ({"turns": then["turns"]} if "turns" in found and "turns" in then else {})
         found = found | ({"query": then["query"]} if "query" in then and "query" not in found else {})

@@ -49,7 +49,7 @@ class LibraryActions:
         """Switch to another chat. message: the id of the message of this chat to show first; None: the chat's
         end."""
         with self._chat.switching():
-            self._chat.status.message = ""  # it is about the chat that the screen has shown so far
+            self._chat.status.message = ""  # the old message is about the chat that the user leaves
             self._edit.leave()
             await self.begin(
                 replace(self._chat.options, session=session, replaces_system=False, find="", message=message)

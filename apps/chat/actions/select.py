@@ -37,5 +37,5 @@ class SelectActions:
         if pages < 0 and transcript.scroll_y <= 0:
             await transcript.load_earlier()
         if pages > 0 and transcript.is_vertical_scroll_end:
-            return  # a scroll that moves nothing would end the following of the growing reply
+            return  # at the end, a scroll would only stop the transcript from following a growing reply
         transcript.scroll_relative(y=pages * (transcript.size.height - 2), animate=False)

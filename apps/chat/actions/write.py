@@ -266,7 +266,7 @@ class WriteActions:
             if self._chat.transcript.has_later:
                 await self.show_turns()
             self._chat.transcript.follow_end()
-            self._chat.status.end(AT_FOUND)
+            self._chat.status.end_message(AT_FOUND)
 
     def settle(self) -> None:
         """Let the runtime compute in advance the data that a rating of the newest replies needs. If the user
