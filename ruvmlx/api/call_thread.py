@@ -27,9 +27,15 @@ class CallThread:
 
     def submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
         """Let the thread run work(*arguments), and return the future of the result. After `end`, do not call
-        this method, because the thread would never run the work."""
+        this method, because the thread would never run the work.
+
+        In a forked process, the thread does not run. The caller then runs the work: the calls of a model are
+        errors there."""
         done = Future[T]()
-        self._calls.put((done, work, arguments))
+        if self._thread.is_alive():
+            self._calls.put((done, work, arguments))
+        else:
+            _run_call(done, work, arguments)
         return done
 
     def end(self) -> None:
@@ -44,10 +50,15 @@ class CallThread:
 
 def _run(calls: "SimpleQueue[Call | None]") -> None:
     while (call := calls.get()) is not None:
-        done, work, arguments = call
-        if done.set_running_or_notify_cancel():
-            try:
-                done.set_result(work(*arguments))
-            except BaseException as error:  # noqa: BLE001 - the caller receives the error
-                done.set_exception(error)
-        del call, done, work, arguments  # while the thread waits, it keeps no reply and no model
+        _run_call(*call)
+        del call  # while the thread waits, it keeps no reply and no model
+
+
+def _run_call(done: Future[Any], work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """Run a call, and give its result or its error to the future `done`."""
+    if done.set_running_or_notify_cancel():
+        try:
+            done.set_result(work(*arguments))
+        except BaseException as error:  # noqa: BLE001 - the caller receives the error
+            done.set_exception(error)
+    del done, work, arguments  # an error keeps this frame, and the frame must keep no reply and no model

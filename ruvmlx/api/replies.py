@@ -89,6 +89,7 @@ class ChunkQueue(SimpleQueue[Chunk | None]):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.tell: Callable[[], None] = lambda: None
 
     def add(self, chunk: Chunk | None) -> None:

@@ -1,5 +1,6 @@
 """The end of a program that did not close its model, and the processes that it forks."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import threading
 import pytest
 
 import ruvmlx
+from ruvmlx.api.aio import AsyncModel
 from ruvmlx.api.replies import ReplyStream
 from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import UsageError
@@ -85,3 +87,19 @@ def test_a_model_is_closed_in_a_forked_process(tiny_folder, home):
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         assert model.reply("hello").token_ids
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_model_for_asyncio_is_closed_in_a_forked_process(tiny_folder, home):
+    """The threads of the model run only in the parent: in the child, a call must not wait for them."""
+    with ruvmlx.open(tiny_folder, backend="reference", temperature=0, max_tokens=6) as model:
+        same = AsyncModel(model)
+        if (child := os.fork()) == 0:
+            signal.alarm(20)
+            try:
+                asyncio.run(same.learned())
+            except UsageError as error:
+                os._exit(7 if "closed" in str(error) else 1)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert asyncio.run(same.learned()).ratings == 0
