@@ -30,7 +30,7 @@ from ..server.clients import ask
 from ..server.test_soak import KEY, Crowd, resident
 
 BUSY = 240.0  # seconds of a round in which people come
-QUIET = 120.0  # the maximum number of seconds in which the server can train; it begins after 20
+QUIET = 600.0  # the maximum number of seconds in which the server can train; it begins after 20
 # other programs' load does not stop the trainings of this server
 SERVER = """
 from ruvmlx.platform.courtesy import Courtesy
