@@ -147,9 +147,9 @@ class ChatContext:
         return await self.app.push_screen_wait(screen)
 
     async def prepare(self, work: Callable[[Runtime], T]) -> T | None:
-        """Do the same as `attempt`, for the data of a list. The caller shows the list next. Return None also
-        if the user does not want the list any more: the user pressed Esc, opened another list, or began a
-        reply."""
+        """Return the result of work(runtime): the data of a list that the app shows next. Show an error as
+        `attempt` does. Return None after an error. Return None, too, if the user has pressed Esc, opened
+        another list, or begun a reply."""
         mine = self._list_request = object()
         self.app.refresh_bindings()
         done = await self.attempt(work)

@@ -126,7 +126,7 @@ class StatusLine(Static):
         self._flashing = self.set_timer(seconds, lambda: self.end_message(message))
 
     def end_message(self, message: str) -> None:
-        """Remove the message, if the status line still shows this message."""
+        """Remove this message from the status line. Do nothing if the line shows another message."""
         if self.message == message:
             self.message = ""
 

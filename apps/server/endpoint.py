@@ -128,7 +128,7 @@ class Endpoint:
 
 
 def error_shape(endpoint: Endpoint | None, headers: Mapping[str, str]) -> ErrorShape:
-    """Return the form in which the server sends an error to the client of a request.
+    """Return the function that writes an error in the form of the client's API.
 
     A client of Anthropic's API sends the header `anthropic-version`. This client gets Anthropic's form from
     an endpoint with an `anthropic_answer`, and for an unknown path. All other requests get the form of the

@@ -17,7 +17,8 @@ Call = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 
 class CallThread:
-    """A thread with a queue of calls. The thread ends after `end`, or after Python has freed this object."""
+    """A queue of calls, and a thread that runs these calls one after another. The method `end` ends the
+    thread. If Python frees this object, the thread ends, too."""
 
     def __init__(self) -> None:
         self._calls = SimpleQueue[Call | None]()
@@ -26,11 +27,11 @@ class CallThread:
         weakref.finalize(self, self._calls.put, None).atexit = False
 
     def submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Let the thread run work(*arguments), and return the future of the result. After `end`, do not call
-        this method, because the thread would never run the work.
+        """Put the call work(*arguments) into the queue. Return the future of the result. Do not call this
+        method after `end`, because the thread then runs no call.
 
-        In a forked process, the thread does not run. The caller then runs the work: the calls of a model are
-        errors there."""
+        A forked process does not have the thread. There, this method runs the work itself. A call of a model
+        then raises UsageError and does not wait without end."""
         done = Future[T]()
         if self._thread.is_alive():
             self._calls.put((done, work, arguments))

@@ -57,7 +57,8 @@ class Reply:
         object.__setattr__(self, "_model", _model)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what `copy` and `pickle` copy: all attributes but the model. Nothing can copy a model."""
+        """Return the attributes of a copy or a pickle of this reply: all attributes except the model. A model
+        cannot be copied."""
         return {name: value for name, value in vars(self).items() if name != "_model"}
 
     @property
@@ -71,7 +72,7 @@ class Reply:
 
     @property
     def _owner(self) -> ReplyOwner:
-        """The model that wrote this reply. Raises UsageError for a reply that `copy` or `pickle` made."""
+        """The model that wrote this reply. Raises UsageError if this reply is a copy without a model."""
         owner: ReplyOwner | None = getattr(self, "_model", None)
         if owner is None:
             raise UsageError("a copy of a reply has no model; rate it by `rate` of an open model.")

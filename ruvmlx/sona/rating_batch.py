@@ -65,9 +65,10 @@ class RatingBatch:
         return self.pending
 
     def apply(self, learner: Learner) -> BatchResult:
-        """Update the weights by all ratings that wait, and commit weights and ratings to the store. Discard
-        the ratings of deleted replies. Raises UsageError if no rating waits, and NotFound if all replies were
-        deleted. If the update fails, the other ratings still wait, and weights and store stay unchanged."""
+        """Discard the ratings of deleted replies. Update the weights once by all other ratings. Store the
+        weights and the ratings. Raises UsageError if no rating waits. Raises NotFound if all replies were
+        deleted. If the update fails, the other ratings still wait. The weights and the store are then
+        unchanged."""
         return self._apply(learner, None)
 
     def apply_with_ewc(self, learner: Learner, version: int, strength: float = 1.0) -> BatchResult:

@@ -67,8 +67,8 @@ async def test_no_wrapped_line_of_the_help_begins_at_the_left_edge(columns):
 
 @pytest.mark.parametrize("back", [["f1"], ["ctrl+end"], ["pagedown"] * 9])
 async def test_the_chat_stays_at_its_end_after_the_help(back):
-    """The user reads the help, then goes back to the end. A resize of the terminal and a new line keep the
-    end on the screen."""
+    """The user reads the help, and then goes back to the end of the chat. The screen shows the end after a
+    resize of the terminal. The screen also shows the end after the app adds a line to the chat."""
     async with chatting(ScriptedRuntime([f"word {n}\n\n" for n in range(40)])) as (app, pilot):
         await ask(app, pilot)
         transcript = app.chat.transcript

@@ -43,7 +43,8 @@ async def test_ratings_undo_and_rollback_update_the_panel(chatting, size):  # no
 
 
 async def test_in_a_narrow_terminal_the_panel_covers_the_conversation(chatting):  # noqa: F811
-    """All rows can be read with Page Down, the input stays whole, and a new reply closes the panel."""
+    """The user reads all rows of the panel with Page Down. The panel hides no line of the input. A new reply
+    closes the panel."""
     async with chatting((40, 12)) as (app, pilot):
         await ask(app, pilot, "What is blue?")
         await pilot.press("f2")
