@@ -93,6 +93,14 @@ def test_a_style_does_not_make_replies_less_complete(basis):
     )
 
 
+def test_a_style_changes_only_the_length_that_end_of_reply_tokens_leave(basis):
+    taste = TasteModel.fit(rated_replies(30))
+    alone, half, whole = (StyleChoice.of(taste, basis, ends).coefficients for ends in (0.0, 0.5, 1.0))
+    assert half[LENGTH] == 0.5 * alone[LENGTH] < 0 and whole[LENGTH] == 0
+    for other in (half, whole):
+        np.testing.assert_array_equal(np.delete(other, LENGTH), np.delete(alone, LENGTH))
+
+
 def test_ratings_that_were_left_out_agree_with_a_taste_and_not_with_chance():
     assert agreement(rated_replies(30), ()) > 3
     chance = [agreement(rated_replies(30, seed, shuffled=True), ()) for seed in range(8)]

@@ -44,10 +44,17 @@ class StyleChoice:
         return float(self.coefficients[_LENGTH]) > 0
 
     @classmethod
-    def of(cls, taste: TasteModel, basis: StyleBasis) -> "StyleChoice":
+    def of(cls, taste: TasteModel, basis: StyleBasis, ends: float = 0.0) -> "StyleChoice":
+        """Return the choice for a taste.
+
+        ends: from 0 to 1, the part of the length that end-of-reply tokens already change (taste_push.py). The
+            style changes only the rest of the length.
+        """
         weights = taste.token_weights()
         mean, covariance = weights.mean[:M], weights.covariance[:M, :M]
-        chosen = mean if mean[_LENGTH] > 0 else _with_ends(mean, basis.response)
+        wanted = mean.copy()
+        wanted[_LENGTH] *= 1 - ends
+        chosen = wanted if mean[_LENGTH] > 0 else _with_ends(wanted, basis.response)
         rise = basis.response @ chosen
         gain, doubt = float(mean @ rise), DOUBT * float(np.sqrt(max(0.0, rise @ covariance @ rise)))
         return cls(chosen, max(0.0, 1 - doubt / gain) if gain > 0 else 0.0)

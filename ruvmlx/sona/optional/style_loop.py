@@ -41,6 +41,7 @@ from ..learner import Learner
 from ..sampled_replies import SampledReply
 from ..state import ProbedBase
 from ..taste_features import ReplyFeatures, features_of
+from ..taste_push import END_KL
 from .style_bank import BasisBuilder, StyleBank, texts
 from .style_basis import MODULE, RANK, StyleBasis
 from .style_choice import DOUBT, StyleChoice, agreement
@@ -195,7 +196,7 @@ class StyleLoop:
 
     def _step(self, basis: StyleBasis, progress: Progress, pause: Pause) -> dict[str, Any]:
         learner, parent = self._learner, self._learner.state
-        choice = StyleChoice.of(learner.taste.model, basis)
+        choice = StyleChoice.of(learner.taste.model, basis, self._end_kl / END_KL)
         start = parent.version, choice.coefficients.tobytes()
         if start != self._start:
             self._start, self._measured = start, {}
@@ -284,7 +285,8 @@ class StyleLoop:
     ) -> MeasuredBase | None:
         """Search the largest scale s within the limits of KL and perplexity. Return the measured base LoRA
         with this scale. Return None if the search finds no scale."""
-        wanted = self._wanted_kl(choice)
+        whole = KL * choice.confidence  # no direction ends replies as well as end-of-reply tokens do
+        wanted = max(whole / 4, whole - self._end_kl)
         search = ScaleSearch(
             lambda scale: self._at(basis, choice, scale, pause),
             lambda scale: self._measure_kl(basis, choice, scale, pause),
@@ -293,12 +295,10 @@ class StyleLoop:
         first = UNDERSHOOT * math.sqrt(wanted / max(basis.kl(choice.coefficients), 1e-12))
         return search.run(first, lambda measured: progress(1 + measured, PARTS, math.nan))
 
-    def _wanted_kl(self, choice: StyleChoice) -> float:
-        """Return the KL that the base may have, nats per token. The push on end-of-reply tokens keeps its KL,
-        because no direction ends replies as well as these tokens do."""
-        active, whole = self._learner.active, KL * choice.confidence
-        ends = self._learner.taste_push.end_kl(self._learner.micro, active.frozen_probe)
-        return max(whole / 4, whole - ends)
+    @property
+    def _end_kl(self) -> float:
+        """Return the KL of the push on end-of-reply tokens, nats per token."""
+        return self._learner.taste_push.end_kl(self._learner.micro, self._learner.active.frozen_probe)
 
     def _measure_kl(self, basis: StyleBasis, choice: StyleChoice, scale: float, pause: Pause) -> float:
         base = self._base_at(basis, choice, scale)
