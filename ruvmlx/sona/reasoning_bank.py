@@ -147,12 +147,10 @@ class ReasoningBank:
 
     def _grow(self) -> None:
         n = len(self._labels)
-        self._vectors = np.concatenate([self._vectors, np.zeros_like(self._vectors)])
-        self._labels = np.concatenate([self._labels, np.full(n, _DEAD, np.int8)])
-        self._pattern = np.concatenate([self._pattern, np.zeros(n, np.int16)])
-        self._numbers = np.arange(2 * n)
-        self._hits = np.concatenate([self._hits, np.zeros(n, np.int64)])
-        self._order = np.concatenate([self._order, np.zeros(n, np.int64)])
+        self._vectors, self._labels = _with_more_rows(self._vectors), _with_more_rows(self._labels)
+        self._pattern, self._hits = _with_more_rows(self._pattern), _with_more_rows(self._hits)
+        self._order, self._numbers = _with_more_rows(self._order), np.arange(2 * n)
+        self._labels[n:] = _DEAD
 
     def remove(self, reply_id: str) -> None:
         """Remove an entry. An unknown reply id is no error."""
@@ -345,6 +343,14 @@ class ReasoningBank:
         self._starts = np.searchsorted(cell, np.arange(max(1, len(self._centres)) + 1))
         self._tally = np.zeros((int(self._pattern_of.max()) + 1, len(LABELS)), np.int64)
         np.add.at(self._tally, (self._pattern[:n], self._labels[:n]), 1)
+
+
+def _with_more_rows(rows: np.ndarray) -> np.ndarray:
+    """Return the rows, then as many rows of zeros. The zeros take no memory until a caller writes to them, so
+    the function does not write them."""
+    longer = np.zeros((2 * len(rows), *rows.shape[1:]), rows.dtype)
+    longer[: len(rows)] = rows
+    return longer
 
 
 def nearest(vectors: np.ndarray, centres: np.ndarray) -> np.ndarray:
