@@ -1,5 +1,7 @@
 """KL and perplexity of the neutral text: chunks of the head against whole logits of the whole text."""
 
+from importlib import resources
+
 import numpy as np
 import pytest
 
@@ -10,16 +12,17 @@ from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.sampling import log_softmax
 
 
-def slow_logprobs(backend, tokens, adapter, lora):
-    """All log-probabilities with the adapter and the base, [T - 1, V], by `verify`."""
+def slow_logprobs(backend, parts, adapter, lora):
+    """All log-probabilities with the adapter and the base, [N, V], by `verify`."""
     with with_lora(backend, lora):
-        return np.stack([log_softmax(z) for z in backend.verify(tokens[:-1], backend.new_cache(), adapter)])
+        logits = [z for part in parts for z in backend.verify(part[:-1], backend.new_cache(), adapter)]
+    return np.stack([log_softmax(z) for z in logits])
 
 
 @pytest.mark.parametrize("with_base", [False, True])
 @pytest.mark.parametrize("with_adapter", [False, True])
 def test_the_distance_is_that_of_whole_logits(tiny, tiny_backend, monkeypatch, with_base, with_adapter):
-    monkeypatch.setattr("apps.prove.retention._LIMIT", 101)
+    monkeypatch.setattr("apps.prove.retention._PART", 101)
     monkeypatch.setattr("apps.prove.retention._ROWS", 7)
     rng, shape = np.random.default_rng(0), tiny.config
     micro = MicroLoRA.fresh(rng.normal(size=(shape.hidden_size, 2)).astype(np.float32), shape.vocab_size)
@@ -28,12 +31,12 @@ def test_the_distance_is_that_of_whole_logits(tiny, tiny_backend, monkeypatch, w
     pair = rng.normal(0, 0.3, (shape.intermediate_size, 2)), rng.normal(0, 0.3, (2, shape.hidden_size))
     lora = BaseLoRA({("down_proj", 1): tuple(x.astype(np.float32) for x in pair)}) if with_base else None
     text = NeutralText(tiny_backend, tiny.tokenizer)
-    tokens = text._tokens
     old, new = (
-        slow_logprobs(tiny_backend, tokens, None, None),
-        slow_logprobs(tiny_backend, tokens, adapter, lora),
+        slow_logprobs(tiny_backend, text._parts, None, None),
+        slow_logprobs(tiny_backend, text._parts, adapter, lora),
     )
-    index = np.arange(len(new)), np.asarray(tokens[1:])
+    tokens = tiny.tokenizer.encode(resources.files("apps.prove").joinpath("data/neutral.txt").read_text())
+    index = np.arange(len(new)), np.array([token for at, token in enumerate(tokens) if at % 101])
     kl, change = np.sum(np.exp(new) * (new - old), axis=1).mean(), np.expm1((old - new)[index].mean())
     with with_lora(tiny_backend, lora):
         assert text.compare(adapter) == pytest.approx((kl, change), rel=1e-3, abs=1e-6)
