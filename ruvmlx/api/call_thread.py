@@ -3,17 +3,51 @@
 The thread is a daemon, so Python does not wait for this thread at the end of a program. After the end of the
 main thread, another thread of the program can still run, and this module accepts the calls of that thread. A
 ThreadPoolExecutor would refuse these calls, and Python would wait for the threads of the executor.
+
+If no call has come for IDLE_AFTER seconds after a call, the thread can do idle work. The next call ends the
+idle work.
 """
 
 import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 Call = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
+
+
+IdleWork = Callable[[threading.Event], None]
+IDLE_AFTER = 0.3  # seconds without a call, after which the idle work starts
+
+
+class CallQueue(SimpleQueue[Call | None]):
+    """The calls that wait for the thread. After the last call, the queue has None.
+
+    idle_work: a function that the thread calls with the event `cancel`; None: the thread does no idle work.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle_work: IdleWork | None = None
+        self._cancel = threading.Event()  # ends the idle work
+
+    def add(self, call: Call | None) -> None:
+        self.put(call)
+        self._cancel.set()
+
+    def next_call(self) -> Call | None:
+        """Wait for the next call. Do the idle work if the call does not come soon."""
+        if self.idle_work is not None:
+            try:
+                return self.get(timeout=IDLE_AFTER)
+            except Empty:
+                self._cancel.clear()
+                if self.empty():  # else `add` can have set `_cancel` before `clear`
+                    self.idle_work(self._cancel)
+        return self.get()
 
 
 class CallThread:
@@ -21,10 +55,16 @@ class CallThread:
     thread. If Python frees this object, the thread ends, too."""
 
     def __init__(self) -> None:
-        self._calls = SimpleQueue[Call | None]()
+        self._calls = CallQueue()
         self._thread = threading.Thread(target=_run, args=(self._calls,), name="ruvmlx", daemon=True)
         self._thread.start()
-        weakref.finalize(self, self._calls.put, None).atexit = False
+        weakref.finalize(self, self._calls.add, None).atexit = False
+
+    def set_idle_work(self, work: IdleWork) -> None:
+        """Let the thread call work(cancel) after each call that no other call follows soon. The next call, or
+        the end of the thread, sets the event `cancel`; the work must then end at once. The work must handle
+        its errors, and must not keep this object."""
+        self._calls.idle_work = work
 
     def submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
         """Put the call work(*arguments) into the queue. Return the future of the result. Do not call this
@@ -34,7 +74,7 @@ class CallThread:
         then raises UsageError and does not wait without end."""
         done = Future[T]()
         if self._thread.is_alive():
-            self._calls.put((done, work, arguments))
+            self._calls.add((done, work, arguments))
         else:
             _run_call(done, work, arguments)
         return done
@@ -42,15 +82,15 @@ class CallThread:
     def end(self) -> None:
         """Let the thread end after it has run the calls that are in the queue now. Do not wait for this end
         (`join`)."""
-        self._calls.put(None)
+        self._calls.add(None)
 
     def join(self) -> None:
         """Wait for the end of the thread."""
         self._thread.join()
 
 
-def _run(calls: "SimpleQueue[Call | None]") -> None:
-    while (call := calls.get()) is not None:
+def _run(calls: CallQueue) -> None:
+    while (call := calls.next_call()) is not None:
         _run_call(*call)
         del call  # while the thread waits, it keeps no reply and no model
 

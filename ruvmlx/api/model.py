@@ -7,7 +7,8 @@
         reply.rate("up")
 
 The runtime runs in its own thread, because MLX binds its streams to threads. Any thread can call the methods
-of this module; the calls run one after another. The methods raise the errors of `ruvmlx.errors`.
+of this module; the calls run one after another. The methods raise the errors of `ruvmlx.errors`. While the
+program makes no call, the thread prepares the newest replies for their ratings.
 
 At the end of the program, the models that are still open close.
 """
@@ -19,6 +20,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
@@ -26,6 +28,7 @@ from ..engine.context_window import Turn
 from ..engine.types import Chunk, GenerationRequest
 from ..errors import NotFound, UsageError
 from ..models.config.model import Message
+from ..progress import QUIET
 from ..sampling import NO_SAMPLING, ReplyOptions
 from ..settings import SPECS, Settings, load
 from .arguments import NO_ADAPTER, THIS_CALL, check_adapter, check_count, check_options, check_text, kind_of
@@ -56,6 +59,7 @@ class LocalModel:
         self._closing: Future[None] | None = None  # None: open; else done when the runtime is closed
         self._cancels = weakref.WeakSet[threading.Event]()  # the events that end the open reply streams
         self._runtime = self._thread.submit(_open_runtime, settings).result()
+        self._thread.set_idle_work(partial(_settle, self._runtime))
         _open_models.add(self)
 
     @property
@@ -317,6 +321,12 @@ def _open_runtime(settings: Settings) -> "Runtime":
     from ..runtime import Runtime
 
     return Runtime.open(settings)
+
+
+def _settle(runtime: "Runtime", cancel: threading.Event) -> None:
+    """Prepare the newest replies for their ratings. An error has no effect here: a rating raises it again."""
+    with contextlib.suppress(Exception):
+        runtime.learning.settle(cancel, QUIET)
 
 
 def _check_message_id(message: Any) -> None:
