@@ -99,8 +99,9 @@ GROUPS = {
             "good, to stop it or have it written again as bad"
         ),
         "learn_when_idle": (
-            "on: the background learning runs in the chat while you do not type; off: it runs only with "
-            "`ruvmlx learn consolidate`; each rating changes the model at once in both cases"
+            "on: while you do not type, the background learning runs, and so do the measurements of "
+            "kv_measure and the trials of optimizer; off: none of these run by themselves, and `ruvmlx learn "
+            "consolidate` starts the background learning; each rating changes the model at once in both cases"
         ),
         "slow_loop": (
             "how the background learning uses your ratings; training: it changes the "
