@@ -84,9 +84,10 @@ def _wrap_row(entry: str, text: str, start: int, columns: int) -> str:
 
 
 def wrap_for(text: str, stream: TextIO | None) -> str:
-    """Return the text in lines that fit the terminal of a stream. If the stream is no terminal, lines of up
-    to UNLIMITED columns stay whole."""
-    return wrap(text, width(stream) if stream is not None and stream.isatty() else UNLIMITED)
+    """Return the text in lines that fit the terminal of a stream. The rows of tables are broken as
+    `wrap_rows` breaks them. If the stream is no terminal, lines of up to UNLIMITED columns stay whole."""
+    columns = width(stream) if stream is not None and stream.isatty() else UNLIMITED
+    return wrap(wrap_rows(text, columns), columns)
 
 
 def width(stream: TextIO | None) -> int:

@@ -1,7 +1,9 @@
 """Lines end between words, and a command in backquotes stays on one line."""
 
+import io
+
 import pytest
-from ruvmlx.apps.wrapping import width, wrap, wrap_rows
+from ruvmlx.apps.wrapping import width, wrap, wrap_for, wrap_rows
 
 SENTENCE = (
     "The adapter is at version 2. `ruvmlx learn undo` takes the last rating back; `learn rollback V` too."
@@ -76,3 +78,13 @@ def test_the_text_of_a_row_begins_below_its_word_if_there_is_little_room():
 @pytest.mark.parametrize("columns", [60, 2000])
 def test_a_row_that_fits_stays_as_it_is(columns):
     assert wrap_rows(TABLE, columns) == TABLE
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_gets_broken_rows_and_sentences(monkeypatch, is_terminal):
+    """Also /help in plain mode. A file gets whole lines."""
+    monkeypatch.setenv("COLUMNS", "30")
+    sink = io.StringIO()
+    sink.isatty = lambda: is_terminal
+    wanted = wrap(wrap_rows(TABLE, 30), 30) if is_terminal else TABLE
+    assert wrap_for(TABLE, sink) == wanted
