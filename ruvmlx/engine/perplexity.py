@@ -49,9 +49,12 @@ def perplexity(
     compared, token by token, with an f16 cache that receives the same tokens. Raises UsageError if there is
     no token to predict.
     """
-    if min(len(tokens), context) < 2:
-        told = f"the text has {len(tokens):,}, the context {context:,}. Give a longer text."
-        raise UsageError(f"perplexity needs 2 tokens or more; {told}")
+    if len(tokens) < 2:
+        raise UsageError(
+            f"perplexity needs 2 tokens or more; the text has {len(tokens)}. Give a longer text."
+        )
+    if context < 2:
+        raise UsageError(f"perplexity needs a context of 2 tokens or more, not {context}. Give a larger one.")
     compare = policy is not None and policy != F16
     seen = _Seen()
     for start in range(0, len(tokens) - 1, context):

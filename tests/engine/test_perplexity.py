@@ -21,9 +21,17 @@ def test_equals_the_likelihood_computed_by_hand(tiny_backend, context):
     assert found.ppl == pytest.approx(np.exp(found.nll))
 
 
-@pytest.mark.parametrize(("tokens", "context"), [([], 9), ([5], 9), ([5, 6, 7], 1), ([5, 6, 7], 0)])
-def test_without_a_token_to_predict_there_is_one_clear_line(tiny_backend, tokens, context):
-    with pytest.raises(UsageError, match=f"2 tokens or more; the text has {len(tokens)}, .* {context}"):
+@pytest.mark.parametrize(
+    ("tokens", "context", "said"),
+    [
+        ([], 9, "the text has 0. Give a longer text."),
+        ([5], 9, "the text has 1. Give a longer text."),
+        ([5, 6, 7], 1, "not 1. Give a larger one."),
+        ([5, 6, 7], 0, "not 0. Give a larger one."),
+    ],
+)
+def test_without_a_token_to_predict_one_line_says_what_is_too_short(tiny_backend, tokens, context, said):
+    with pytest.raises(UsageError, match=f"2 tokens or more.* {said}$"):
         perplexity(tiny_backend, tokens, context)
 
 
