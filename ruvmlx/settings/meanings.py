@@ -153,7 +153,7 @@ GROUPS = {
         ),
         "kv_budget": (
             "the most memory for the KV caches of all chats, as in 500MB or 2GB; to stay within it, "
-            "older tokens lose bits sooner"
+            "older tokens lose bits sooner; 0, as by default: what the memory allows"
         ),
         "kv_disk": (
             "the most disk space for the KV caches of your newest chats, so that they go on at once after"
