@@ -54,7 +54,7 @@ class Prompt(OrderedKeys, TextArea):
 
     def __init__(
         self,
-        flash: Callable[[str], None] = lambda words: None,
+        flash: Callable[[str], object] = lambda words: None,
         moved: Callable[[], None] = lambda: None,
         complete: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -200,13 +200,20 @@ class Prompt(OrderedKeys, TextArea):
         self.earlier.insert(0, text)
 
     def set_aside(self) -> None:
-        """Move a text that the user has typed and not sent from the input to the history."""
+        """Move a text that the user has typed and not sent from the input to the history, and say so."""
+        if self.clear_into_history():
+            self._flash("The text that you had typed is kept: ↑ shows it.")
+
+    def clear_into_history(self) -> bool:
+        """Move a text that the user has typed and not sent from the input to the history. Return False if the
+        input has no text."""
         self._leave_history()
-        if self.text.strip():
+        kept = bool(self.text.strip())
+        if kept:
             self._unsent.insert(0, self.text)
             self.add_to_history(self.text)
-            self._flash("The text that you had typed is kept: ↑ shows it.")
         self.text = ""
+        return kept
 
     def begin_command(self, text: str) -> None:
         """Put the first words of a command into the input, in place of the draft."""

@@ -117,13 +117,14 @@ class StatusLine(Static):
         left, right = fit(self.backend, parts, width)
         return Content(left + " " * max(0, width - cell_len(left) - cell_len(right)) + right)
 
-    def flash(self, message: str, seconds: float = 3.0) -> None:
-        """Show a message for some seconds, or longer if the message is long."""
+    def flash(self, message: str, seconds: float = 3.0) -> float:
+        """Show a message for some seconds, or longer if the message is long. Return the number of seconds."""
         seconds = max(seconds, len(message) / READING_SPEED)
         self.message = message
         if self._flashing:
             self._flashing.stop()
         self._flashing = self.set_timer(seconds, lambda: self.end_message(message))
+        return seconds
 
     def end_message(self, message: str) -> None:
         """Remove this message from the status line. Do nothing if the line shows another message."""

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from ruvmlx.apps.chat.actions import leave
 from ruvmlx.apps.chat.messages import UserMessage
 
 from ruvmlx.errors import UsageError
@@ -36,6 +37,22 @@ async def test_one_key_clears_the_input_and_the_history_keeps_the_text(text):
         assert ("The text is kept: ↑ shows it" in screen_text(app)) == bool(text.strip())
         await pilot.press("up")
         assert app.chat.prompt.text == (text if text.strip() else "")
+
+
+async def test_a_key_that_clears_the_input_gives_one_message_and_quits_while_it_is_shown(monkeypatch):
+    """A long message stays longer than a short one, and the second Ctrl+C has as long."""
+    runtime = ScriptedRuntime()
+    monkeypatch.setattr(leave, "QUIT_WINDOW", 0.0)
+    async with chatting(runtime) as (app, pilot):
+        shown, flash = [], app.chat.status.flash
+        monkeypatch.setattr(
+            app.chat.status, "flash", lambda message, *rest: shown.append(message) or flash(message, *rest)
+        )
+        app.chat.prompt.text = "a draft"
+        await pilot.press("ctrl+c")
+        assert shown == ["The text is kept: ↑ shows it. Press again to quit"]
+        await pilot.press("ctrl+c")
+        await until(pilot, lambda: runtime.closed)
 
 
 @pytest.mark.parametrize("back", [["escape"], ["down", "escape"]])

@@ -7,13 +7,13 @@ from ..context import ChatContext
 from .clipboard import ClipboardActions
 from .write import WriteActions
 
-QUIT_WINDOW = 2.0  # seconds after a Ctrl+C in which a second Ctrl+C ends the app
+QUIT_WINDOW = 2.0  # the least number of seconds after a Ctrl+C in which a second Ctrl+C ends the app
 
 
 class LeaveActions:
     def __init__(self, chat: ChatContext, write: WriteActions, clipboard: ClipboardActions) -> None:
         self._chat, self._write, self._clipboard = chat, write, clipboard
-        self._interrupted_at = 0.0  # the time of the last Ctrl+C by time.monotonic()
+        self._quit_until = 0.0  # until this time (time.monotonic()), a Ctrl+C ends the app
 
     def leave_as_typed(self, _: str) -> None:
         self.leave()
@@ -38,15 +38,14 @@ class LeaveActions:
     def interrupt(self) -> None:
         """Copy the selected text, because the user pressed Ctrl+C. If no text is selected, stop the reply or
         the opening of a model. If no work can be stopped, move the text of the input to the history. End the
-        app at the second Ctrl+C within QUIT_WINDOW."""
+        app at the second Ctrl+C, if the message about the first Ctrl+C is still on the screen."""
         if self._clipboard.copy_selected_text():
             return
         if self._chat.can_stop:
             self._write.stop()
-        elif time.monotonic() - self._interrupted_at < QUIT_WINDOW:
+        elif time.monotonic() < self._quit_until:
             self.leave()
         else:
-            self._interrupted_at = time.monotonic()
-            kept = "The text is kept: ↑ shows it. " if self._chat.prompt.text.strip() else ""
-            self._chat.prompt.set_aside()
-            self._chat.status.flash(f"{kept}Press again to quit", QUIT_WINDOW)
+            kept = "The text is kept: ↑ shows it. " if self._chat.prompt.clear_into_history() else ""
+            shown = self._chat.status.flash(f"{kept}Press again to quit", QUIT_WINDOW)
+            self._quit_until = time.monotonic() + shown
