@@ -308,25 +308,26 @@ def cap_update(whole: UncappedUpdate, probe: KLProbe, limit: float = KL_CAP) -> 
     at the limit, the gain is about 0.
     """
     distance = _distances(whole, probe)
-    gain, beyond = min(1.0, max(whole.adapter.gain, 1e-3)), 1.0
-    good, refusals = None, 0
+    gain = min(1.0, max(whole.adapter.gain, 1e-3))
+    good: tuple[float, float] | None = None  # the largest gain within the caps so far, and its KL
+    refused: list[float] = []  # the gains beyond a cap before the first gain within the caps
     for _ in range(LOOKS):
         found = _finite(distance(gain))
-        room = _room(found, gain, probe, limit)
-        if room < 1 and good:
-            if gain < FAR * good[0]:
+        growth = _growth(found, gain, probe, limit)
+        if growth >= 1:
+            is_second, good = good is not None, (gain, found.kl)
+            if is_second or gain == 1.0 or growth < (1.5 * SLACK if refused else SLACK):
                 break
-            # Over a large change of the gain, the KL is not a parabola. So try a gain between the refused
-            # gain and the last gain within the caps.
-            gain = math.sqrt(gain * good[0])
-            continue
-        if room < 1:  # take a larger step after each refusal, because the KL is not exactly a parabola
-            gain, beyond, refusals = gain * 0.97 * room ** (2**refusals), gain, refusals + 1
-            continue
-        grown, good = good, (gain, found.kl)
-        if grown or gain == 1.0 or room < (1.5 * SLACK if refusals else SLACK):
+            gain = min(0.95 * gain * growth, (gain + refused[-1]) / 2 if refused else 1.0)
+        elif good is None:
+            # take a larger step after each refusal, because the KL is not exactly a parabola
+            refused.append(gain)
+            gain = gain * 0.97 * growth ** (2 ** (len(refused) - 1))
+        elif gain < FAR * good[0]:
             break
-        gain = min(0.95 * gain * room, (gain + beyond) / 2 if refusals else 1.0)
+        else:
+            # Over a large change of the gain, the KL is not a parabola. So try a gain between the two.
+            gain = math.sqrt(gain * good[0])
     gain, kl = good or (0.0, _finite(distance(0.0)).kl)
     return Update(whole.at(gain, probe), kl)
 
@@ -347,20 +348,27 @@ def _distances(whole: UncappedUpdate, probe: KLProbe) -> Callable[[float], Dista
     return probe.distances_dense(whole.at(1.0, probe))
 
 
-def _room(found: Distance, gain: float, probe: KLProbe, limit: float) -> float:
-    """Return the factor by which the gain can grow until a cap is reached. The estimate supposes
-    that KL and rise are parabolas of the gain. If the gain is not within the caps, the factor is below 1.
+def _growth(found: Distance, gain: float, probe: KLProbe, limit: float) -> float:
+    """Return the factor by which the gain can grow until a cap is reached. If the gain is not within the
+    caps, the factor is below 1. The estimate supposes that KL and rise are parabolas of the factor t:
+    KL(t) = kl * t^2 and rise(t) = linear * t + bend * t^2.
 
     The KL and the rise of the base LoRA alone are subtracted, because no gain can change them.
     """
-    kl, allowed = found.kl - probe.floor, max(limit - probe.floor, 1e-5)
-    rise, risen = max(RISE_CAP - probe.rise, 1e-5), found.rise - probe.rise
-    room = math.sqrt(allowed / kl) if kl > 0 else math.inf
+    kl, most_kl = found.kl - probe.floor, max(limit - probe.floor, 1e-5)
+    rise, most_rise = found.rise - probe.rise, max(RISE_CAP - probe.rise, 1e-5)
+    by_kl = math.sqrt(most_kl / kl) if kl > 0 else math.inf
     linear = found.slope * gain
-    bend = risen - linear
-    if linear * linear + 4 * bend * rise > 0 and linear + math.sqrt(linear**2 + 4 * bend * rise) > 0:
-        room = min(room, 2 * rise / (linear + math.sqrt(linear**2 + 4 * bend * rise)))
-    return room if kl <= allowed and risen <= rise else min(room, 0.999)
+    growth = min(by_kl, _first_root(linear, rise - linear, most_rise))
+    return growth if kl <= most_kl and rise <= most_rise else min(growth, 0.999)
+
+
+def _first_root(linear: float, bend: float, most: float) -> float:
+    """Return the smallest t > 0 with linear * t + bend * t^2 = most (above 0); infinity if there is none."""
+    square = linear**2 + 4 * bend * most
+    if square > 0 and linear + math.sqrt(square) > 0:
+        return 2 * most / (linear + math.sqrt(square))
+    return math.inf
 
 
 def _finite(found: Distance) -> Distance:
