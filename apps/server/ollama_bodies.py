@@ -17,6 +17,7 @@ from .bodies import ReplyBody, Text, Words
 from .chat_requests import any_object, schema_form
 from .errors import ApiError
 from .prompts import ReplyForm, ToolUse, function_tool
+from .responses_tools import ChosenFunction, FunctionChoice
 from .tool_bodies import FunctionName, JsonSchema, NamedSchema
 
 Name = Annotated[str, Meta(description="NAME, NAME:latest or NAME@ADAPTER, as GET /api/tags lists them.")]
@@ -49,10 +50,12 @@ class OllamaCalled(Struct, forbid_unknown_fields=True):
 
 
 class OllamaCall(Struct, forbid_unknown_fields=True):
-    """A tool call of the model in an earlier reply."""
+    """A tool call of the model in an earlier reply. type: the client LangChain sends this field; the server
+    ignores this field."""
 
     function: OllamaCalled
     id: str | None = None
+    type: Literal["function"] | None = None
 
 
 class OllamaMessage(Struct, forbid_unknown_fields=True):
@@ -114,10 +117,12 @@ class OllamaReplyBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class OllamaChatBody(OllamaReplyBody, forbid_unknown_fields=True, kw_only=True):
-    """The body of POST /api/chat."""
+    """The body of POST /api/chat. tool_choice: whether the model must call a tool, as in /v1/responses.
+    ollama's own server does not have this field."""
 
     messages: list[OllamaMessage] | None = None
     tools: Annotated[list[OllamaTool], Meta(max_length=MOST_TOOLS)] | None = None
+    tool_choice: FunctionChoice | None = None
 
 
 class OllamaGenerateBody(OllamaReplyBody, forbid_unknown_fields=True, kw_only=True):
@@ -214,9 +219,12 @@ def thought_of(body: OllamaReplyBody, tag: str | None) -> bool | None:
 
 
 def tools_of(body: OllamaChatBody) -> ToolUse:
-    """Return the tools of the request. In ollama's form, the model decides whether it calls a tool."""
+    """Return the tools of the request, and whether the model must call one of them."""
     functions = [tool.function for tool in body.tools or ()]
-    return ToolUse([function_tool(f.name, f.description, f.parameters, None) for f in functions])
+    tools = [function_tool(f.name, f.description, f.parameters, None) for f in functions]
+    if isinstance(body.tool_choice, ChosenFunction):
+        return ToolUse(tools, "required", body.tool_choice.name)
+    return ToolUse(tools, body.tool_choice or "auto")
 
 
 def conversation(messages: Sequence[OllamaMessage], tag: str | None) -> list[Message]:

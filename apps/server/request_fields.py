@@ -178,7 +178,11 @@ UNUSED: dict[type, dict[str, Unused]] = {
         "tools[web_search]": Unused(dict[str, Any], _NO_HOSTED),
         "tools[web_search_preview]": Unused(dict[str, Any], _NO_HOSTED),
     },
-    OllamaChatBody: {**_OLLAMA_OPTIONS, **_OLLAMA_BESIDE},
+    OllamaChatBody: {
+        **_OLLAMA_OPTIONS,
+        **_OLLAMA_BESIDE,
+        "messages[].name": Unused(str, "Roles say who speaks."),
+    },
     OllamaGenerateBody: {**_OLLAMA_OPTIONS, "template": Unused(Literal[""], "The template is the model's.")},
     OllamaEmbeddingsBody: {"options": _FOR_REPLIES},
     OllamaEmbedBody: {"options": _FOR_REPLIES},

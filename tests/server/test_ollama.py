@@ -108,6 +108,54 @@ def test_a_call_and_its_result(client, roomy, calls_first, stream):
         client.chat(roomy.model, [*HI, result], options=GREEDY)
 
 
+WEATHER = {"type": "function", "function": {"name": "weather", "description": "d", "parameters": DAYS}}
+TIME = {"type": "function", "function": {"name": "time", "parameters": {"type": "object", "properties": {}}}}
+
+
+def test_a_call_as_langchain_for_javascript_sends_it_back(roomy):
+    """With the type of the call, and without the name in the result."""
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": {"days": 3}}}
+    messages = [*HI, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    messages.append({"role": "tool", "content": "rain"})
+    body = {"model": roomy.model, "tools": [WEATHER], "stream": False, "options": GREEDY}
+    answer = roomy.ask("POST", "/api/chat", {**body, "messages": messages})
+    assert answer.status == 200, answer.body
+    messages[-1]["name"] = "weather"
+    named = roomy.ask("POST", "/api/chat", {**body, "messages": messages})
+    assert named.headers["x-ruvmlx-ignored"] == "messages[].name"
+    assert named.json["message"] == answer.json["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ("auto", {"", "weather", "time"}),
+        ("none", {""}),
+        ("required", {"weather", "time"}),
+        ({"type": "function", "name": "time"}, {"time"}),
+    ],
+)
+def test_a_choice_of_a_tool(roomy, choice, names, stream):
+    """The provider of Vercel's AI SDK sends one with all tools, "auto" at least."""
+    body = {"messages": HI, "tools": [WEATHER, TIME], "tool_choice": choice, "stream": stream}
+    options = {"temperature": 1.0, "seed": 3, "num_predict": 400}
+    answer = roomy.ask("POST", "/api/chat", {"model": roomy.model, "options": options, **body})
+    assert answer.status == 200, answer.body
+    last = json.loads(answer.body.splitlines()[-1])
+    calls = last["message"].get("tool_calls", [])
+    assert ({call["function"]["name"] for call in calls} or {""}) <= names
+    for call in calls:
+        if call["function"]["name"] == "weather" and choice != "auto":
+            jsonschema.validate(call["function"]["arguments"], DAYS)
+
+
+def test_a_choice_of_a_tool_that_is_not_there(roomy):
+    body = {"model": roomy.model, "messages": HI, "tools": [TIME]}
+    refused = roomy.ask("POST", "/api/chat", {**body, "tool_choice": {"type": "function", "name": "x"}})
+    assert refused.status == 400 and refused.json["param"] == "tool_choice"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_arguments_that_are_no_json_do_not_vanish(client, roomy, says, stream):
     says('<tool_call>{"name": "weather", "arguments": {days: 3}}</tool_call>')
