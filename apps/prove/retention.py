@@ -13,9 +13,9 @@ _ROWS = 64  # the number of tokens whose logits are computed at a time
 
 
 class NeutralText:
-    """A neutral text, about other topics than the prompts that simulated users rate (train.txt). On this text,
-    `compare` measures the KL divergence of a learned model from the frozen (original) model, and the change
-    of perplexity."""
+    """A neutral text, about other topics than the prompts that simulated users rate. On this text, `compare`
+    measures the KL divergence of a learned model from the frozen (original) model, and the change of
+    perplexity."""
 
     def __init__(self, backend: Backend, tokenizer):
         text = resources.files(__package__).joinpath("data/neutral.txt").read_text(encoding="utf-8")

@@ -83,7 +83,6 @@ class ReasoningBank:
         self._vectors = np.zeros((64, dimensions), np.float32)
         self._labels = np.full(64, _DEAD, np.int8)
         self._pattern = np.zeros(64, np.int16)
-        self._numbers = np.arange(64)
         self._hits = np.zeros(64, np.int64)
         self._order = np.zeros(64, np.int64)  # serial numbers of entries, in the order of arrival
         self._came = 0
@@ -149,8 +148,7 @@ class ReasoningBank:
         n = len(self._labels)
         self._vectors, self._labels = _with_more_rows(self._vectors), _with_more_rows(self._labels)
         self._pattern, self._hits = _with_more_rows(self._pattern), _with_more_rows(self._hits)
-        self._order, self._numbers = _with_more_rows(self._order), np.arange(2 * n)
-        self._labels[n:] = _DEAD
+        self._order, self._labels[n:] = _with_more_rows(self._order), _DEAD
 
     def remove(self, reply_id: str) -> None:
         """Remove an entry. An unknown reply id is no error."""
@@ -178,7 +176,7 @@ class ReasoningBank:
         """Return the rows of the entries that a lookup compares, and their similarities to the query."""
         n, starts = len(self._ids), self._starts
         if n <= SCAN:
-            return self._numbers[:n], np.vecdot(self._vectors[:n], query)
+            return np.arange(n), np.vecdot(self._vectors[:n], query)
         spans, left = [(int(starts[-1]), n)], SCAN  # the first span is the new entries
         for c in np.argsort(-np.vecdot(self._centres, query)):
             first, last = int(starts[c]), int(starts[c + 1])
@@ -186,7 +184,7 @@ class ReasoningBank:
             left -= last - first
             if left <= 0:
                 break
-        rows = np.concatenate([self._numbers[a:b] for a, b in spans])
+        rows = np.concatenate([np.arange(a, b) for a, b in spans])
         similarity, at = np.empty(len(rows), np.float32), 0
         for a, b in spans:  # use vecdot, because the operator @ wakes BLAS's threads: 8 ms if no core is free
             np.vecdot(self._vectors[a:b], query, out=similarity[at : at + b - a])
@@ -346,8 +344,7 @@ class ReasoningBank:
 
 
 def _with_more_rows(rows: np.ndarray) -> np.ndarray:
-    """Return the rows, then as many rows of zeros. The zeros take no memory until a caller writes to them, so
-    the function does not write them."""
+    """Return the rows, then as many rows of zeros. The zeros take no memory until a caller writes to them."""
     longer = np.zeros((2 * len(rows), *rows.shape[1:]), rows.dtype)
     longer[: len(rows)] = rows
     return longer

@@ -54,7 +54,7 @@ MAX_SHORTER = 3
 PAIR = 0.5  # the weight of a preference, in ratings; it is below 1, because two replies have twice the noise
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RatedFeatures:
     """The features of a reply that the user saw.
 
@@ -70,11 +70,13 @@ class RatedFeatures:
     def features_from(self, share: float) -> ReplyFeatures:
         """Return the reply's features after a subtraction: its measures minus `share` times the mean measures
         of the unshown replies."""
-        usual = 0.0 if self.unshown is None else np.float32(share) * self.unshown.mean(axis=0)
+        if self.unshown is None:
+            return self.features
+        usual = np.float32(share) * self.unshown.mean(axis=0)
         return replace(self.features, measures=self.features.measures - usual)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PreferredFeatures:
     """A preference between two replies to one question.
 
