@@ -11,7 +11,7 @@ from ruvmlx.errors import UsageError, unreadable
 from ruvmlx.text import one_line
 
 from .options import open_for_reading, require_new_file, resolve, setting_options
-from .output import json_option, print_json
+from .output import json_option, log, print_json
 from .path_types import NewPath
 from .text_output import count, say
 from .verb import Verb
@@ -36,14 +36,14 @@ MAX_LINE_BYTES = 1 << 20  # the maximum number of bytes of an input line; 8,192 
 def embed(texts: tuple[str, ...], out: Path | None, as_json: bool, **flags: Any) -> None:
     """Print one unit vector for each TEXT, by the original model; the product of two is their similarity.
 
-    With - each line of standard input is a text. Without --json and --out, each vector is a line of JSON that
-    is printed when it is computed.
+    With - each line of standard input is a text; empty lines are left out. Without --json and --out, each
+    vector is a line of JSON that is printed when it is computed.
     """
     if out is not None:
         _check_new(out)
-    given = _lines() if texts == ("-",) else iter(texts)
+    given = _lines() if texts == ("-",) else ((f"text {n}", text) for n, text in enumerate(texts, 1))
     with open_for_reading(resolve(flags)) as (store, model, backend):
-        vectors = (_vector(store, model, backend, text, number) for number, text in enumerate(given, 1))
+        vectors = (_vector(store, model, backend, *one) for one in given)
         if out is not None:
             facts = _save(out, list(vectors)) | {"model": model.name}
             if as_json:
@@ -59,23 +59,24 @@ def embed(texts: tuple[str, ...], out: Path | None, as_json: bool, **flags: Any)
                 print_json({"index": index, "embedding": vector.tolist()})
 
 
-def _vector(store: "Store", model: "Model", backend: "Backend", text: str, number: int) -> "np.ndarray":
-    """Return the vector of a text. Raise UsageError with the number of the text if the text is empty or too
+def _vector(store: "Store", model: "Model", backend: "Backend", name: str, text: str) -> "np.ndarray":
+    """Return the vector of a text. Raise UsageError with the name of the text if the text is empty or too
     long."""
     from ruvmlx.sona import embedding
 
     try:
         [vector] = embedding.embed(store, model, backend, [text])
     except UsageError as e:
-        raise UsageError(f"text {number}: {e}") from None
+        raise UsageError(f"{name}: {e}") from None
     return vector
 
 
-def _lines() -> Iterator[str]:
-    """Yield the lines of standard input, without the newline at the end of each line."""
+def _lines() -> Iterator[tuple[str, str]]:
+    """Yield (name, text) of each line of standard input that is not empty. The name is for errors. At the
+    end, print how many empty lines were left out."""
     if sys.stdin is None:
         raise UsageError("standard input is closed; give the texts as arguments.")
-    number = 0
+    number = empty = 0
     while line := sys.stdin.buffer.readline(MAX_LINE_BYTES + 1):
         number += 1
         if len(line) > MAX_LINE_BYTES:
@@ -83,9 +84,15 @@ def _lines() -> Iterator[str]:
                 f"line {number} is over {MAX_LINE_BYTES:,} bytes, which is too long to read. Cut it."
             )
         try:
-            yield line.decode("utf-8").rstrip("\r\n")
+            text = line.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as e:
             raise unreadable(f"line {number}", e) from e
+        if text.strip():
+            yield f"line {number}", text
+        else:
+            empty += 1
+    if empty:
+        log(f"note: left out {count(empty, 'empty line')}; vectors are numbered without them.")
 
 
 def _check_new(out: Path) -> None:

@@ -58,6 +58,22 @@ def test_lines_of_standard_input_become_a_npy_file(tiny_cli, stdin, tmp_path):
     assert code == 2 and "exists already" in err
 
 
+@pytest.mark.parametrize("out", [False, True])
+def test_empty_lines_are_left_out_and_told(tiny_cli, stdin, tmp_path, out):
+    """`index` counts the texts, and a row of the file is a text."""
+    stdin(b"\none\n \r\n\ntwo\n\n")
+    words = ("--out", str(tmp_path / "a.npy"), "--json") if out else ()
+    code, printed, err = tiny_cli("embed", "-", *words)
+    assert code == 0 and err.splitlines() == [
+        "note: left out 4 empty lines; vectors are numbered without them."
+    ]
+    wanted = tiny_cli("embed", "one", "two", "--json")[1]["embeddings"]
+    lines = [] if out else [json.loads(line) for line in printed.splitlines()]
+    assert [line["index"] for line in lines] == ([] if out else [0, 1])
+    found = np.load(tmp_path / "a.npy") if out else [line["embedding"] for line in lines]
+    assert np.allclose(found, wanted, atol=1e-6)
+
+
 def test_a_missing_folder_is_told_before_the_work(run, tmp_path):
     out = str(tmp_path / "nosuch" / "vectors.npy")
     code, _, err = run("embed", "hi", "--out", out, "--model", "no/such/model/here")
@@ -84,7 +100,7 @@ def test_vectors_are_printed_before_standard_input_ends(tiny_cli, monkeypatch, c
     ("words", "data", "said"),
     [
         (["a", "", "--json"], b"", "text 2: a text to embed is empty"),
-        (["-"], b"ok\n\nmore\n", "text 2: a text to embed is empty"),
+        (["-"], b"\n" + b"a" * 9000, "line 2: "),
         (["-"], b"ok\n\xff\n", "line 2 is not UTF-8 text (byte 0)"),
         (["-"], b"x" * (1 << 21), "line 1 is over 1,048,576 bytes"),
         (["-", "--out", "new.npy"], b"", "standard input is empty"),
