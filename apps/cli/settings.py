@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import click
 
 from ruvmlx import settings
-from ruvmlx.errors import RuvmlxError
+from ruvmlx.errors import RuvmlxError, error_line
 from ruvmlx.settings import settings_file
 
 from .completion_values import complete_setting_names, complete_setting_values
@@ -79,7 +79,7 @@ def effective(name: str, found: settings.Resolved) -> str:
 @json_option
 def set_setting(name: str, value: str, as_json: bool) -> None:
     """Save one value in your settings file."""
-    notes = _check_for_chat(name, value)
+    notes = [*_check_for_chat(name, value), *_missing_models(name, value)]
     path = settings_file.save(name, value)
     if as_json:
         saved = settings.setting_text(settings.parse(name, value, "the command line"))
@@ -107,6 +107,22 @@ def _check_for_chat(name: str, value: str) -> list[str]:
     screens = ChatApp.bindings_of_screens()
     lost = keys.lost_keys(keys.parse(value, screens), screens)
     return [f"note: {action} has no key now: {key} was its key." for action, key in lost.items()]
+
+
+def _missing_models(name: str, value: str) -> list[str]:
+    """Return a note about each model in the value of a setting that is not on this machine."""
+    if name not in ("model", "auto_models", "draft_model"):
+        return []
+    from ruvmlx.models.find.resolve import find_local_model
+
+    notes = []
+    for model in (word.strip() for word in (value.split(",") if name == "auto_models" else [value])):
+        try:
+            if model not in ("", "none", settings.AUTO) and find_local_model(model) is None:
+                notes.append(f"note: {model} is not on this machine; `ruvmlx pull {model}` fetches it.")
+        except RuvmlxError as error:
+            notes.append(f"note: {error_line(error)}")
+    return notes
 
 
 @config.command("unset")

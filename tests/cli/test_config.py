@@ -91,6 +91,39 @@ def test_a_value_that_the_chat_would_refuse_is_not_saved(name, value, words, run
     assert not settings.user_file().exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("model", "nosuch", ["note: no model is called 'nosuch'."]),
+        (
+            "model",
+            "some/where",
+            ["note: some/where is not on this machine; `ruvmlx pull some/where` fetches it."],
+        ),
+        (
+            "auto_models",
+            "nosuch, some/where",
+            ["note: no model is called 'nosuch'.", "note: some/where is not"],
+        ),
+        ("draft_model", "nosuch", ["note: no model is called 'nosuch'."]),
+        ("draft_model", "none", []),
+        ("model", "auto", []),
+        ("model", "", []),
+    ],
+)
+def test_a_model_that_is_not_here_is_saved_and_told(name, value, told, run, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    code, out, err = run("config", "set", name, value)
+    assert code == 0 and f"{name} = {value}" in out and settings.resolve_one(name).value == value
+    lines = err.splitlines()
+    assert len(lines) == len(told) and all(map(str.startswith, lines, told)), err
+
+
+def test_a_model_that_is_here_is_saved_without_a_note(run, tiny_folder):
+    code, _, err = run("config", "set", "model", str(tiny_folder))
+    assert (code, err) == (0, "")
+
+
 def test_an_action_that_loses_its_key_is_told(run):
     code, _, err = run("config", "set", "keys", "again=ctrl+t")
     assert code == 0 and "effect has no key now: ctrl+t was its key" in err

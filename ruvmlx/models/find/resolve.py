@@ -41,7 +41,20 @@ class ModelFiles:
 def find_model(name: str | None = None, watch: Watch = QUIET) -> ModelFiles:
     """Return the files of the model with this name. The function downloads a model only if the name is a
     repository, or a file of a repository, that is not in the cache."""
-    if name is None or name in STARTER_NAMES:
+    name = STARTER_NAMES[0] if name is None else name
+    here = find_local_model(name)
+    if here is None:
+        from .hub import fetch
+
+        repo, wanted = _repository(name)
+        here = ModelFiles(name, fetch(repo, watch, wanted))
+    return here
+
+
+def find_local_model(name: str) -> ModelFiles | None:
+    """Return the files of the model with this name. Return None if the name is a repository, or a file of a
+    repository, that is not in the cache."""
+    if name in STARTER_NAMES:
         return _starter()
     if not name.strip() or "\0" in name:
         raise ModelNotFound(f"no model is called {name!r}; {NAME_ANOTHER}.")
@@ -54,12 +67,20 @@ def find_model(name: str | None = None, watch: Watch = QUIET) -> ModelFiles:
         return _file(path)
     if name.startswith(STORES):
         return _find_in_other_stores(name)
-    repo = REPO.fullmatch(name)
-    if repo:
-        from .hub import fetch
+    repo, wanted = _repository(name)
+    from .hub import cached_files
 
-        return ModelFiles(name, fetch(repo["repo"], watch, repo["type"] or repo["file"] or ""))
-    raise ModelNotFound(f"no model is called {name!r}.{_similar(name)} {LIST_THEM}. Or {NAME_ANOTHER}.")
+    cached = cached_files(repo, wanted)
+    return None if cached is None else ModelFiles(name, cached)
+
+
+def _repository(name: str) -> tuple[str, str]:
+    """Return the repository of a name, and the type or the file that the name asks for, or "". Raises
+    ModelNotFound if the name is no name of a repository."""
+    found = REPO.fullmatch(name)
+    if found is None:
+        raise ModelNotFound(f"no model is called {name!r}.{_similar(name)} {LIST_THEM}. Or {NAME_ANOTHER}.")
+    return found["repo"], found["type"] or found["file"] or ""
 
 
 def _similar(name: str) -> str:
