@@ -16,7 +16,7 @@ CALLED_BY_A_LIBRARY = re.compile(r"__\w+__|(action|watch|visit|on|_on|render|com
 OVERRIDES = {
     "_fatal_error", "check_action", "disable_input", "get_selection", "run_input_thread",
     "stop_application_mode", "unhandled_token",  # textual
-    "format_epilog", "format_options",  # click
+    "format_epilog", "format_options", "get_error_hint",  # click
     "send_400_response",  # uvicorn
 }  # fmt: skip
 

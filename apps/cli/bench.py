@@ -16,7 +16,7 @@ from .options import model_options, require_new_file, resolve
 from .output import json_option, log, print_json, show_whole
 from .path_types import NewPath
 from .text_output import TableColumn, hint, say, table
-from .verb import Verb
+from .verb import ChoiceArgument, Verb
 
 ROWS = (
     TableColumn("MEASURED", keep=False),
@@ -36,7 +36,7 @@ SUITES = ("all", "kernels", "model", "kv", "serving", "learning", "load", "chat"
 
 
 @click.command(cls=Verb)
-@click.argument("suite", type=click.Choice(SUITES), default="all")
+@click.argument("suite", cls=ChoiceArgument, type=click.Choice(SUITES), default="all")
 @click.argument("reports", nargs=-1, type=click.Path())
 @click.option("--vs", default="", help="Also measure llama.cpp or mlx-lm, in turns (both: llama.cpp,mlx-lm).")
 @click.option(

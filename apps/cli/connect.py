@@ -14,14 +14,14 @@ from ruvmlx.text import sanitize
 from .client_files import ClientFile, Served, client_of, names, path_of
 from .output import json_option, log, print_json, show
 from .running_server import answer_of, root_of, server_options
-from .verb import Verb
+from .verb import ChoiceArgument, Verb
 from .written_files import put_back, write_over
 
 MOST_NAMES = 1000  # the largest page of the server's list of models
 
 
 @click.command(cls=Verb)
-@click.argument("client", type=click.Choice(names()))
+@click.argument("client", cls=ChoiceArgument, type=click.Choice(names()))
 @server_options
 @click.option("--name", metavar="NAME", help="A name that GET /v1/models lists; without it, the first one.")
 @click.option("--write", is_flag=True, help="Write the client's file; what it replaces is kept.")

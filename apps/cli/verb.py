@@ -58,6 +58,14 @@ def _proposing_near_options() -> Iterator[None]:
         raise click.NoSuchOption(error.option_name, error.message, found, error.ctx) from None
 
 
+class ChoiceArgument(click.Argument):
+    """An argument with few allowed values. The usage lists the values. The start of an error names the
+    argument, because the rest of the error lists the values."""
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        return f"'{self.human_readable_name}'"
+
+
 class Verb(click.Command):
     """A command whose help has groups of options, examples and exit codes."""
 
@@ -69,6 +77,9 @@ class Verb(click.Command):
             if error.option_name == "--json" and self.name in WITHOUT_JSON:
                 message = f"`{ctx.command_path}` has no --json: {WITHOUT_JSON[self.name]}"
                 raise click.NoSuchOption("--json", message, ctx=ctx) from None
+            raise
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx  # for the end of the error, which says where the help is
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -39,6 +39,24 @@ def tiny(tiny_folder):
 
 
 @pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("connect codxe", "Invalid value for 'CLIENT': 'codxe' is not one of 'claude', "),
+        ("connect", "Missing argument 'CLIENT'. Choose from: claude, "),
+        ("bench mdel", "Invalid value for 'SUITE': 'mdel' is not one of 'all', "),
+        ("doctor --report", "Option '--report' requires an argument."),
+        ("log show --kind", "Option '--kind' requires an argument."),
+        ("log show --json=x", "Option '--json' does not take a value."),
+    ],
+)
+def test_an_error_of_the_words_lists_values_once_and_says_where_the_help_is(run, words, said):
+    code, out, err = run(*words.split())
+    verb = words.split(" -")[0] if " -" in words else words.split()[0]
+    assert (code, out) == (2, "") and one_line(err) and err.startswith(f"ruvmlx: {said}"), err
+    assert err.endswith(f"`ruvmlx {verb} --help` has more.\n") and err.count("claude") <= 1
+
+
+@pytest.mark.parametrize(
     "words",
     [
         ("backup",), ("adapters", "export"), ("adapters", "fuse"), ("doctor", "--report"),
