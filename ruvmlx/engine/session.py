@@ -23,8 +23,8 @@ class Session:
     """
 
     cache: KVCache
-    policy: TierPolicy | None = None
-    base: BaseLoRA | None = None
+    policy: TierPolicy | None
+    base: BaseLoRA | None
     tokens: list[int] = field(default_factory=list)
     chain: Chain = field(default_factory=list)
     owner: str | None = None

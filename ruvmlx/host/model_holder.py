@@ -125,8 +125,9 @@ class ModelHolder:
     store, and the new model reads it again.
     """
 
-    def __init__(self, opener: Opener, runtime: Runtime | None = None) -> None:
-        self.opener, self.runtime, self.model = opener, runtime, opener.model
+    def __init__(self, opener: Opener) -> None:
+        self.opener, self.model = opener, opener.model
+        self.runtime: Runtime | None = None  # the runtime in use; None: no runtime is open
         self._adapter = opener.adapter  # the name of the adapter with which the runtime opens
         self.plan: Plan | None = None  # the memory plan of the runtime in use; None: there is no plan
         self.leaving = False  # True if the program closes; the holder then opens no runtime again
@@ -134,7 +135,9 @@ class ModelHolder:
     @classmethod
     def of_runtime(cls, runtime: Runtime) -> "ModelHolder":
         """Return a holder of an open runtime that the holder cannot replace."""
-        return cls(Opener.of(lambda: runtime), runtime)
+        holder = cls(Opener.of(lambda: runtime))
+        holder.open()
+        return holder
 
     @property
     def first_run(self) -> bool:
