@@ -195,7 +195,7 @@ class Admission:
         growth = grant.growth
         assert growth is not None
         self._pool.least = max([grant.level, *(other.level for other in running)])
-        request.chunk = growth.chunk
+        request.prefill_chunk = growth.chunk
         request.max_new_tokens = min(request.max_new_tokens, growth.end - growth.prompt)
         return grant
 

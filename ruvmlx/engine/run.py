@@ -28,7 +28,7 @@ from .source import Source, StepSource, needs_steps, source
 from .types import Chunk, GenerationRequest, GenerationResponse, TokenLogprob, token_logprob
 
 # The engine reads a prompt in pieces: first FIRST_PIECE tokens, then about as many as take PIECE_SECONDS, but
-# at least LEAST_PIECE and at most a chunk. The chat can show progress between two pieces.
+# at least LEAST_PIECE and at most a prefill chunk. The chat can show progress between two pieces.
 FIRST_PIECE, LEAST_PIECE, PIECE_SECONDS = 512, 256, 2.0  # tokens, tokens, seconds
 
 
@@ -69,7 +69,7 @@ class Run:
         self.decoder = StreamDecoder(tokenizer, shown, not request.opening)
         self.stops = StopStrings(request.stop)
         self.prompt = engine.prompt_ids(request)
-        self._chunk = min(request.chunk or engine.backend.chunk, engine.backend.chunk)
+        self._prefill_chunk = min(request.prefill_chunk or engine.backend.chunk, engine.backend.chunk)
         self.limit = min(request.max_new_tokens, engine.model.context - len(self.prompt))
         self.drawn: list[int] = []  # ids of the drawn tokens; the end token is one of them
         self.recorded = 0  # the number of drawn tokens that the recorder has received
@@ -157,20 +157,21 @@ class Run:
 
     def _size_alone(self) -> int:
         """Return the number of prompt tokens to read next if no other run waits: first FIRST_PIECE, then
-        about as many as take PIECE_SECONDS, but at least LEAST_PIECE, and at most the rest of the chunk."""
-        done, chunk = self._read, self._chunk
+        about as many as take PIECE_SECONDS, but at least LEAST_PIECE, and at most the rest of the prefill
+        chunk."""
+        done, most = self._read, self._prefill_chunk
         pace = done / max(time.perf_counter() - self.started, 1e-6)
         wanted = int(PIECE_SECONDS * pace) // PAGE * PAGE if done else FIRST_PIECE
-        # Complete a partly read chunk first, so that the cache has the same bits as after whole chunks.
-        rest = chunk - done % chunk if self._was_beside_others else chunk
+        # Complete a partly read prefill chunk first: the cache then has the same bits as after whole chunks.
+        rest = most - done % most if self._was_beside_others else most
         return min(max(wanted, LEAST_PIECE), rest)
 
     def _size_beside_others(self, most: int) -> int:
         """Return the number of prompt tokens to read next if other runs wait: PANEL to about `most`
-        tokens, or the rest of the chunk or prompt if the rest is short."""
-        chunk, cache = self._chunk, self.session.cache
-        rest = min(chunk - self._read % chunk, self.unread)
-        if self._read % chunk == 0 and isinstance(cache, Holding):
+        tokens, or the rest of the prefill chunk or of the prompt if the rest is short."""
+        done, cache = self._read % self._prefill_chunk, self.session.cache
+        rest = min(self._prefill_chunk - done, self.unread)
+        if done == 0 and isinstance(cache, Holding):
             cache.hold(rest)
         self._was_beside_others = True
         parts = min(-(-rest // max(most, PANEL)), max(1, rest // PANEL))

@@ -90,7 +90,7 @@ class GenerationRequest:
     route: Any = None
     adapter_id: str | None = None  # the name of the adapter; "": no adapter; None: the current adapter
     # the maximum number of prompt tokens in one step, set by admission; None: the backend's own maximum
-    chunk: int | None = None
+    prefill_chunk: int | None = None
     # a request of a higher priority starts earlier and its prompt is read faster; running requests of a lower
     # priority do not use up the places for it
     priority: int = 0

@@ -302,7 +302,7 @@ def test_alone_a_request_may_use_small_chunks_and_low_precision(packed_model):
     one = greedy_request(ids(330, 1), 60)
     sink = submit(running, one)
     running.step()
-    assert pool.level == pool.least > 0 and one.chunk == 64
+    assert pool.level == pool.least > 0 and one.prefill_chunk == 64
     while running.step():
         pass
     assert sink.response.generation_tokens == 60 and held.most <= pool.budget
