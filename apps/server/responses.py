@@ -21,11 +21,18 @@ from .errors import ApiError
 from .messages import named_event
 from .openai_answers import room_of
 from .prompts import ChatPrompt, chat_prompt
-from .responses_bodies import ReasoningOptions, ResponsesBody, conversation, reply_body, wants_thought
+from .responses_bodies import (
+    ReasoningOptions,
+    ResponsesBody,
+    conversation,
+    items_of,
+    reply_body,
+    wants_thought,
+)
 from .responses_items import OpenCall, OpenText
 from .responses_tools import TextOptions, form_of, grouped_names, tool_use
 from .splitting import CallPiece, NewCalls
-from .stored_responses import SHOW_LINK, keep_response, stored_items
+from .stored_responses import SHOW_LINK, keep_response, named_items, stored_items
 from .tool_bodies import FreeText
 from .writing import ReplyPart, prompt_tokens, reply_parts, requests_for
 
@@ -63,7 +70,9 @@ async def _prompt(call: Call, body: ResponsesBody) -> ChatPrompt:
     tag = tag_of(call.serving.runtime.model.tokenizer.chat_template)
     use = tool_use(body.tools or (), body.tool_choice, body.parallel_tool_calls)
     before = await stored_items(call, body.previous_response_id)
-    prompt = await chat_prompt(call, conversation(body, tag, before), use, form_of(body.text))
+    items = await named_items(call, items_of(body), lambda at: f"input[{at}]")
+    whole = msgspec.structs.replace(body, input=items)
+    prompt = await chat_prompt(call, conversation(whole, tag, before), use, form_of(body.text))
     return replace(prompt, fields={**prompt.fields, "thinking": wants_thought(body, tag, call.ignored)})
 
 
@@ -150,7 +159,7 @@ class ResponseWriter:
     def _more_calls(self, piece: CallPiece) -> Iterator[Struct]:
         if isinstance(piece, CallBegun):
             group, name = self._groups.get(piece.name, ("", piece.name))
-            yield from self._open_item(OpenCall(piece.id, group, name, self._index))
+            yield from self._open_item(OpenCall(self.answer.id, piece.id, group, name, self._index))
         elif self._open is not None:
             yield self._number_event(self._open.more(piece.text))
 

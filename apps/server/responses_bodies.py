@@ -42,13 +42,17 @@ class ReasoningText(Struct, forbid_unknown_fields=True, tag_field="type", tag="r
 Parts = Annotated[list[InputText | OutputText | ReasoningText], Meta(min_length=1)]
 
 
-class InputItem(Struct, forbid_unknown_fields=True):
-    """An item of the conversation. An item has one of four types: a message (role, content), the thought of
-    an earlier reply (content), an earlier tool call (call_id, name, namespace, arguments), or the result of a
-    tool call (call_id, output). The chat template decides whether the model reads a thought again. The fields
-    `id`, `status` and `phase` do not change the reply."""
+ItemType = Literal["message", "reasoning", "function_call", "function_call_output", "item_reference"]
 
-    type: Literal["message", "reasoning", "function_call", "function_call_output"] | None = None
+
+class InputItem(Struct, forbid_unknown_fields=True):
+    """An item of the conversation. An item has one of five types: a message (role, content), the thought of
+    an earlier reply (content), an earlier tool call (call_id, name, namespace, arguments), the result of a
+    tool call (call_id, output), or the name of an output item of a stored response (id). The chat template
+    decides whether the model reads a thought again. In the other types, the fields `id`, `status` and `phase`
+    do not change the reply."""
+
+    type: ItemType | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: str | Parts | None = None
     call_id: str | None = None
@@ -75,6 +79,7 @@ _NEEDED = {
     "reasoning": (),
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
+    "item_reference": ("id",),
 }
 _ALLOWED = {"message": ("phase",), "reasoning": ("content", "summary"), "function_call": ("namespace",)}
 _ANY = ("type", "id", "status")
@@ -146,7 +151,7 @@ def conversation(body: ResponsesBody, tag: str | None, before: Sequence[InputIte
     names: dict[str, str] = {}  # id of a tool call -> name of its function
     thought = ""
     for at, item in enumerate([*before, *items_of(body)], -len(before)):
-        _check(item, f"input[{at}]")
+        check_item(item, f"input[{at}]")
         if item.kind == "reasoning":
             thought = _joined_parts(item.content)
         elif item.kind == "function_call_output":
@@ -180,7 +185,7 @@ def _result(item: InputItem, place: str, names: dict[str, str]) -> Message:
     return Message("tool", _joined_parts(item.output), (), item.call_id, names[item.call_id])
 
 
-def _check(item: InputItem, place: str) -> None:
+def check_item(item: InputItem, place: str) -> None:
     """Raise ApiError if the item has a field that its type cannot have, or if a field is missing that its
     type needs."""
     needed = _NEEDED[item.kind]

@@ -57,6 +57,7 @@ class OpenCall:
     """An item that the model writes now, with a tool call. group: the namespace of the function, or "". text:
     the arguments so far, as JSON text."""
 
+    reply_id: str
     call_id: str
     group: str
     name: str
@@ -65,7 +66,7 @@ class OpenCall:
 
     @property
     def place(self) -> tuple[str, int]:
-        return f"fc_{self.call_id}", self.index
+        return f"fc_{self.reply_id}_{self.index}", self.index
 
     def item(self, status: answers.Status) -> answers.OutputItem:
         id, group = self.place[0], self.group or UNSET

@@ -5,7 +5,8 @@ the same store as the chats. DELETE removes the text of a response from the file
 caches; if another process reads the store, the store's log holds the text until that process ends.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -21,11 +22,13 @@ from ruvmlx.store import ResponseRow
 from . import responses_answers as answers
 from .endpoint import Answer, Call, Endpoint
 from .errors import ApiError
-from .responses_bodies import InputItem, InputText, OutputText, ResponsesBody, items_of
+from .responses_bodies import InputItem, InputText, OutputText, ResponsesBody, check_item, items_of
 
 SHOW_LINK = {"operationId": "show_response", "parameters": {"id": "$response.body#/id"}}
 DELETE_LINK = {**SHOW_LINK, "operationId": "delete_response"}
 ITEMS_LINK = {**SHOW_LINK, "operationId": "list_input_items"}
+_ITEM_ID = re.compile(r"(msg|rs|fc)_(?P<response>\w+)_\d+")  # responses_items.py makes these ids
+MOST_NAMED = 1_000  # the maximum number of responses whose items one conversation can name
 
 
 class ResponseDeleted(Struct):
@@ -70,20 +73,22 @@ class ShowQuery(Struct):
 
 
 class _StoredOutput(Struct):
-    """The part of a stored response that a later request needs: the output items."""
+    """The part of a stored response that a later request needs: the output items, each as JSON."""
 
-    output: list[InputItem]
+    output: list[msgspec.Raw]
 
 
 async def keep_response(call: Call, body: ResponsesBody, answer: answers.ResponseAnswer) -> None:
     """Store the input of the request and the response to it, unless the request has `store: false`. Then
-    store only which response it continues, because a deletion of that response also deletes this prompt. If
-    the response cannot be stored, the client gets its answer even so, with `store: false`, and the log gets
-    the reason."""
-    if not answer.store and body.previous_response_id is None:
+    store only which response it continues and which responses its input names, because a deletion of these
+    responses also deletes this prompt. If the response cannot be stored, the client gets its answer even so,
+    with `store: false`, and the log gets the reason."""
+    items = items_of(body)
+    named = tuple(_named_responses(items))
+    if not answer.store and body.previous_response_id is None and not named:
         return
-    words = [msgspec.json.encode(items_of(body)), msgspec.json.encode(answer)] if answer.store else [b"", b""]
-    row = ResponseRow(answer.id, body.previous_response_id, call.salt, *words)
+    asked, said = (msgspec.json.encode(items), msgspec.json.encode(answer)) if answer.store else (b"", b"")
+    row = ResponseRow(answer.id, body.previous_response_id, call.salt, asked, said, named)
     try:
         stored = await call.serving.host.call_between(lambda runtime: runtime.store.responses.add(row))
         reason = "" if stored else "the store does not have its reply"
@@ -113,7 +118,47 @@ async def stored_items(call: Call, response_id: str | None) -> list[InputItem]:
     found: list[InputItem] = []
     for row in rows:
         found += msgspec.json.decode(row.input, type=list[InputItem])
-        found += msgspec.json.decode(row.answer, type=_StoredOutput).output
+        found += [msgspec.json.decode(item, type=InputItem) for item in _output(row)]
+    return await named_items(call, found, lambda at: field)
+
+
+def _output(row: ResponseRow) -> list[msgspec.Raw]:
+    return msgspec.json.decode(row.answer, type=_StoredOutput).output
+
+
+def _named_responses(items: Iterable[InputItem]) -> dict[str, None]:
+    """Return the ids of the responses whose output items the items name, each id once."""
+    ids = [_ITEM_ID.fullmatch(item.id or "") for item in items if item.kind == "item_reference"]
+    return dict.fromkeys(found["response"] for found in ids if found)
+
+
+async def named_items(call: Call, items: Sequence[InputItem], place: Callable[[int], str]) -> list[InputItem]:
+    """Return the items, with the stored output item in place of each name of one. place: a function that
+    returns the request's field of item number i, for error messages. Raise ApiError, 404, if the store does
+    not have an item with this name, and 400 if the items are too large together."""
+    ids = list(_named_responses(items))
+    if len(ids) > MOST_NAMED:
+        raise ApiError(400, f"input: it names items of more than {MOST_NAMED} responses.", "input")
+
+    def read(runtime: Runtime) -> list[ResponseRow]:
+        return runtime.store.responses.those(ids, call.salt)
+
+    rows = await call.serving.host.call_between(read) if ids else []
+    known = {msgspec.json.decode(raw, type=InputItem).id: raw for row in rows for raw in _output(row)}
+    left, found = call.serving.limits.body, list[InputItem]()
+    for at, item in enumerate(items):
+        if item.kind == "item_reference":
+            check_item(item, place(at))
+            if item.id not in known:
+                field = place(at)
+                message = f"{field}: the item that it names was not stored, or it was deleted."
+                raise ApiError(404, message, field, "item_not_found")
+            left -= len(known[item.id])
+            if left < 0:
+                message = f"{place(at)}: the named items have more than {call.serving.limits.body} bytes."
+                raise ApiError(400, message, place(at), "context_length_exceeded")
+            item = msgspec.json.decode(known[item.id], type=InputItem)
+        found.append(item)
     return found
 
 
@@ -141,8 +186,10 @@ async def list_input_items(call: Call) -> Answer:
     of all earlier responses that the request continued."""
     row, query = await _stored_row(call), call.query
     async with call.models.using_any() as serving:
-        before = await stored_items(replace(call, serving=serving), row.previous)
-    items = _items_with_ids(row.id, [*before, *msgspec.json.decode(row.input, type=list[InputItem])])
+        there = replace(call, serving=serving)
+        before = await stored_items(there, row.previous)
+        own = await named_items(there, msgspec.json.decode(row.input, type=list[InputItem]), lambda at: "id")
+    items = _items_with_ids(row.id, [*before, *own])
     if query.order == "desc":
         items.reverse()
     if query.after:

@@ -291,12 +291,15 @@ class Replies:
         self._db.execute("UPDATE replies SET prompt_ids = x'' WHERE id = ?", reply_id)
 
     def _went_on_from(self, reply_ids: Sequence[str]) -> set[str]:
-        """Return the ids of the responses that continue these responses, directly or through other
-        responses."""
+        """Return the ids of the responses that continue these responses or name their items, directly or
+        through other responses."""
         found, new = set[str](), set(reply_ids)
+        naming = self._db.rows("SELECT id, named FROM responses WHERE named != ''") if new else []
         while new:
             select = "SELECT id FROM responses WHERE previous = ?"
-            new = {row["id"] for each in new for row in self._db.rows(select, each)} - found
+            after = {row["id"] for each in new for row in self._db.rows(select, each)}
+            after |= {row["id"] for row in naming if not new.isdisjoint(row["named"].split())}
+            new = after - found
             found |= new
         return found
 

@@ -1,7 +1,9 @@
 """This module stores the input and the answer of each response of the Responses API, so that a later request
 can continue the response."""
 
+import contextlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import NotFound, UsageError
@@ -16,13 +18,15 @@ MOST_LINKS = 1_000  # the maximum number of responses in one conversation
 class ResponseRow:
     """One response. id: the id of its reply. previous: the id of the response that its request continued.
     input, answer: JSON of this request only, without the earlier conversation; empty if the client wants no
-        stored response. tenant: a digest of the API key of the request; "": there was no key."""
+        stored response. tenant: a digest of the API key of the request; "": there was no key.
+    named: the ids of the responses whose items the input names in place of their words."""
 
     id: str
     previous: str | None
     tenant: str
     input: bytes
     answer: bytes
+    named: tuple[str, ...] = ()
 
 
 class Responses:
@@ -46,6 +50,7 @@ class Responses:
                 tenant=row.tenant,
                 input=row.input,
                 answer=row.answer,
+                named=" ".join(row.named),
                 bytes=len(row.input) + len(row.answer),
                 created=time.time(),
             )
@@ -56,14 +61,22 @@ class Responses:
         """Return a response. Raises NotFound if no response has this id, or if the response belongs to
         another tenant."""
         rows = self._db.rows(
-            "SELECT id, previous, tenant, input, answer FROM responses"
+            "SELECT id, previous, tenant, input, answer, named FROM responses"
             " WHERE id = ? AND tenant = ? AND answer != x''",
             response_id,
             tenant,
         )
         if not rows:
             raise NotFound("there is no such response: it was not stored, or it was deleted.")
-        return ResponseRow(**rows[0])
+        return ResponseRow(**dict(rows[0]) | {"named": tuple(rows[0]["named"].split())})
+
+    def those(self, response_ids: Sequence[str], tenant: str) -> list[ResponseRow]:
+        """Return those of these responses that are stored and belong to this tenant."""
+        found = []
+        for response_id in response_ids:
+            with contextlib.suppress(NotFound):
+                found.append(self.get(response_id, tenant))
+        return found
 
     def conversation(self, response_id: str, tenant: str, most_bytes: int) -> list[ResponseRow]:
         """Return a response and all responses that it continued, the oldest first. Raises NotFound if one of

@@ -256,6 +256,11 @@ CREATE TABLE known_models (  -- the model to which a fingerprint belongs, see mo
   fingerprint TEXT PRIMARY KEY, content TEXT NOT NULL
 );
 """
+_V21 = """
+ALTER TABLE responses  -- the ids of the responses whose items its input names, see responses.py
+  ADD COLUMN named TEXT NOT NULL DEFAULT '';
+CREATE INDEX responses_with_names ON responses(id, named) WHERE named != '';
+"""
 _STEPS = (
     _V1,
     _V2,
@@ -277,6 +282,7 @@ _STEPS = (
     _V18,
     _V19,
     _V20,
+    _V21,
 )  # each migration step brings the store's file from one format version to the next
 VERSION = len(_STEPS)  # the newest format
 

@@ -141,7 +141,7 @@ def test_a_promise_that_the_store_does_not_keep_is_found(home, capfd):
     path = home / "ruvmlx.db"
     Store(path).close()
     db = sqlite3.connect(path)
-    db.executemany("INSERT INTO responses VALUES (?, NULL, '', 1, 1, '', '')", [("a",), ("b",)])
+    db.executemany("INSERT INTO responses VALUES (?, NULL, '', 1, 1, '', '', '')", [("a",), ("b",)])
     db.execute("INSERT INTO ratings VALUES (1, '', 'default', 1, 'a', 'up', '', 1, 1, 1)")
     db.commit()
     db.close()

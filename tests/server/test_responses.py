@@ -166,7 +166,7 @@ def test_a_rating(serve):
         ("input", [{"type": "function_call", "call_id": "a", "name": "f"}], "input[0].arguments"),
         ("input", [{"type": "function_call_output", "call_id": "a", "output": "x"}], "input[0].call_id"),
         ("input", [{"type": "function_call_output", "call_id": "a"}], "input[0].output"),
-        ("input", [{"type": "item_reference", "id": "a"}], "input[0].type"),
+        ("input", [{"type": "item_reference"}], "input[0].id"),
         ("input", [{"role": "user", "content": [{"type": "input_image"}]}], "input[0].content[0].type"),
         ("nonsense", 1, "nonsense"),
     ],

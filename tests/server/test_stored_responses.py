@@ -1,8 +1,10 @@
 """Responses that later requests go on from: stored, shown, deleted with all their words."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
+from ruvmlx.apps.server import stored_responses
 
 from ruvmlx.errors import StoreBusy
 from ruvmlx.store import responses as stored
@@ -116,6 +118,64 @@ def test_calls_and_results_are_part_of_it(roomy, calls_first):
     assert asked.content == "hello" and "look" in called.content and "noon" in returned.content
     alone = post(roomy, result, tools=[FUNCTION])
     assert alone.status == 400 and alone.error["param"] == "input[0].call_id"
+
+
+def name_of(item):
+    return {"type": "item_reference", "id": item["id"]}
+
+
+def test_an_item_by_its_name(serve):
+    """The AI SDK of Vercel sends the name of a stored item in place of the item. The model reads the item;
+    also after a restart, and in what goes on from there."""
+    running = serve()
+    first = post(running, "hello")
+    [said] = first.json["output"]
+    asked = [{"role": "user", "content": "hello"}, name_of(said), {"role": "user", "content": "and you?"}]
+    second = post(running, asked)
+    whole = [asked[0], {"role": "assistant", "content": text(first)}, asked[2]]
+    assert text(second) == text(post(running, whole))
+    assert second.json["usage"]["input_tokens"] == post(running, whole).json["usage"]["input_tokens"]
+    listed = running.ask("GET", f"{path(second)}/input_items?order=asc").json["data"]
+    assert [item["content"][0]["text"] for item in listed] == ["hello", text(first), "and you?"]
+    again = serve()
+    third = post(again, "now?", **follow_up(second))
+    more = [*whole, {"role": "assistant", "content": text(second)}, {"role": "user", "content": "now?"}]
+    assert text(third) == text(post(again, more))
+
+
+def test_a_call_by_its_name(roomy, calls_first):
+    seen = calls_first("look", FUNCTION["parameters"])
+    first = post(roomy, "hello", tools=[FUNCTION], max_output_tokens=300)
+    [item] = first.json["output"]
+    result = {"type": "function_call_output", "call_id": item["call_id"], "output": "noon"}
+    asked = [{"role": "user", "content": "hello"}, name_of(item), result]
+    second = post(roomy, asked, tools=[FUNCTION])
+    assert second.status == 200, second.json
+    _, called, returned = seen[-1].messages[-3:]
+    assert "look" in called.content and "noon" in returned.content
+
+
+def test_a_name_of_no_item(serve, monkeypatch):
+    """It was not stored, it belongs to another key, it is no name, or the items are too large together."""
+    running = serve(keys=KEYS)
+    kept, lost = post(running, "hello", KEYS[0]), post(running, "hello", KEYS[0], store=False)
+    names = [name_of(lost.json["output"][0]), {"type": "item_reference", "id": "nonsense"}]
+    names.append({"type": "item_reference", "id": f"msg_{kept.json['id']}_7"})
+    for key, name in [*((KEYS[0], name) for name in names), (KEYS[1], name_of(kept.json["output"][0]))]:
+        refused = post(running, [{"role": "user", "content": "hello"}, name], key)
+        assert refused.status == 404 and refused.error["code"] == "item_not_found"
+        assert refused.error["param"] == "input[1]"
+    refused = post(running, [{"type": "item_reference"}], KEYS[0])
+    assert refused.status == 400 and refused.error["param"] == "input[0].id"
+    named = [name_of(kept.json["output"][0]), {"role": "user", "content": "more"}]
+    assert post(running, named, KEYS[0]).status == 200
+    monkeypatch.setattr(stored_responses, "MOST_NAMED", 0)
+    assert post(running, named, KEYS[0]).status == 400
+    monkeypatch.undo()
+    limits = running.serving.limits
+    monkeypatch.setattr(running.serving, "limits", replace(limits, body=1000))
+    many = post(running, [*named[:1] * 9, *named[1:]], KEYS[0])
+    assert many.status == 400 and many.error["code"] == "context_length_exceeded"
 
 
 def test_the_items_that_a_response_was_written_for(serve):
@@ -247,6 +307,24 @@ def test_deletion_takes_the_words_of_continuations_that_are_not_stored(serve, ti
     assert kept.prompt_ids == [] and kept.text
     running.stop()
     assert_no_words(tiny, home)
+
+
+@pytest.mark.parametrize("store", [True, False])
+def test_deletion_takes_the_words_of_responses_that_name_an_item(serve, store):
+    """And of those that go on from them. The client may not have stored the response with the name."""
+    running = serve()
+    first = post(running, "hello")
+    [item] = first.json["output"]
+    named = post(running, [name_of(item), {"role": "user", "content": "more"}], store=store)
+    rows = [named]
+    if store:
+        rows.append(post(running, "and more", **follow_up(named)))
+    assert [row.status for row in rows] == [200] * len(rows)
+    assert running.ask("DELETE", path(first)).status == 200
+    kept = in_runtime(running, lambda runtime: [runtime.store.replies.get(row.json["id"]) for row in rows])
+    assert [row.prompt_ids for row in kept] == [[]] * len(rows)
+    if store:
+        assert post(running, "and?", **follow_up(named)).error["code"] == "item_not_found"
 
 
 def test_the_newest_ones_stay(serve, monkeypatch):
