@@ -12,7 +12,15 @@ from msgspec import Meta, Struct
 from ruvmlx.engine.tools import MOST_TOOLS
 
 from .errors import ApiError
-from .tool_bodies import Bias, EarlierCall, OfferedTool, ResponseFormat, TokenId, ToolChoice
+from .tool_bodies import (
+    Bias,
+    EarlierCall,
+    JsonSchema,
+    OfferedTool,
+    ResponseFormat,
+    TokenId,
+    ToolChoice,
+)
 
 Text = Annotated[str, Meta(min_length=1)]
 Words = Annotated[str, Meta(pattern=r"\S")]
@@ -24,6 +32,7 @@ Off = Annotated[bool, Meta(extra_json_schema={"const": False}, description="Only
 _TEXT = {"type": "string", "pattern": "\\S"}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 MOST_PROMPTS = 32
+LAST_N = 64  # repeat_penalty applies to this number of last tokens by default, as in llama.cpp and ollama
 
 
 class TextPart(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
@@ -88,7 +97,9 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 
 
 class ReplyBody(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The fields that the bodies of chat completions and text completions share."""
+    """The fields that the bodies of chat completions and text completions share. repeat_penalty: llama.cpp's
+    and ollama's name of repetition_penalty. repeat_last_n: the number of last reply tokens to which
+    repeat_penalty applies; 0: no tokens, -1: all tokens, null: 64 tokens."""
 
     model: Annotated[str, Meta(description="NAME or NAME@ADAPTER, as GET /v1/models lists them.")]
     adapter: Annotated[
@@ -123,6 +134,8 @@ class ReplyBody(Struct, forbid_unknown_fields=True, kw_only=True):
         Annotated[int, Meta(ge=0, le=2**31 - 1, description="Tokens that it counts; 0: the whole reply.")]
         | None
     ) = None
+    repeat_penalty: Annotated[float, Meta(ge=0.1, le=2, description="1 is off.")] | None = None
+    repeat_last_n: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     logit_bias: (
         Annotated[dict[TokenId, Bias], Meta(description="By token id: what its logit gets.")] | None
     ) = None
@@ -144,6 +157,9 @@ class ChatBody(ReplyBody, forbid_unknown_fields=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20, description="Needs logprobs: true.")] | None = None
     response_format: ResponseFormat | None = None
+    json_schema: Annotated[
+        JsonSchema | None, Meta(description="llama.cpp's name of a response_format without `strict`.")
+    ] = None
     tools: Annotated[list[OfferedTool], Meta(max_length=MOST_TOOLS)] | None = None
     tool_choice: Annotated[ToolChoice | None, Meta(description="Needs tools; auto without it.")] = None
     parallel_tool_calls: Annotated[bool | None, Meta(description="Needs tools. false: at most one call.")] = (
@@ -251,6 +267,20 @@ def refuse_true(value: bool | None, field: str) -> None:
     """Raise ApiError if the field `field` is true, because the server supports only false."""
     if value:
         raise ApiError(400, f"{field}: this server supports only false.", field, "unsupported_value")
+
+
+def repetition_of(body: ReplyBody) -> tuple[float | None, int | None]:
+    """Return the factor for the reply's own tokens, and the number of last tokens to which the factor
+    applies; 0 means all tokens. Return None for a value that the body does not set, so that the server's
+    settings decide. Raise ApiError if the body has both names of the factor."""
+    if body.repeat_penalty is None:
+        return body.repetition_penalty, body.repetition_window
+    for name in ("repetition_penalty", "repetition_window"):
+        if getattr(body, name) is not None:
+            message = f"repeat_penalty: {name} is given, too; give one of them."
+            raise ApiError(400, message, "repeat_penalty", "invalid_combination")
+    last = LAST_N if body.repeat_last_n is None else body.repeat_last_n
+    return (None, None) if last == 0 else (body.repeat_penalty, max(0, last))
 
 
 def text_of(content: Content) -> str:

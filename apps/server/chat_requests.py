@@ -15,7 +15,7 @@ from ruvmlx.models.text.thinking import join_thought
 from .bodies import AssistantTurn, ChatBody, ChatMessage, ToolTurn, UserTurn, text_of
 from .errors import ApiError, api_error
 from .prompts import ReplyForm, ToolUse
-from .tool_bodies import AnyObject, ChosenTool, EarlierCall, NamedSchema, SchemaFormat
+from .tool_bodies import ChosenTool, EarlierCall, NamedSchema, ObjectFormat, SchemaFormat
 
 # limits of the client's variables for the chat template: bytes of JSON, levels of nesting
 MOST_TEMPLATE_BYTES, MOST_TEMPLATE_LEVELS = 16_384, 16
@@ -139,8 +139,15 @@ def _is_flat(value: Any, levels: int) -> bool:
 
 def form_of(body: ChatBody) -> ReplyForm | None:
     """Return the JSON schema that the reply must fit. Return None if the reply can be any text."""
+    if body.json_schema is not None:
+        if body.response_format is not None:
+            message = "json_schema: response_format is given, too; give one of them."
+            raise ApiError(400, message, "json_schema", "invalid_combination")
+        return schema_form(NamedSchema("answer", body.json_schema), "json_schema")
     match body.response_format:
-        case AnyObject():
+        case ObjectFormat(schema=dict() as schema):
+            return schema_form(NamedSchema("answer", schema), "response_format.schema")
+        case ObjectFormat():
             return any_object("response_format")
         case SchemaFormat(json_schema=named):
             return schema_form(named, "response_format.json_schema.schema")

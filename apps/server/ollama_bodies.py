@@ -21,7 +21,6 @@ from .responses_tools import ChosenFunction, FunctionChoice
 from .tool_bodies import FunctionName, JsonSchema, NamedSchema
 
 Name = Annotated[str, Meta(description="NAME, NAME:latest or NAME@ADAPTER, as GET /api/tags lists them.")]
-LAST_N = 64  # ollama's repeat_penalty applies to this number of last tokens by default
 NoImages = Annotated[list[str], Meta(max_length=0)]
 Format = Literal["", "json"] | JsonSchema
 
@@ -177,18 +176,9 @@ def reply_body(body: OllamaReplyBody) -> ReplyBody:
         min_p=options.min_p,
         presence_penalty=options.presence_penalty,
         frequency_penalty=options.frequency_penalty,
-        repetition_penalty=None if options.repeat_last_n == 0 else options.repeat_penalty,
-        repetition_window=_window(options),
+        repeat_penalty=options.repeat_penalty,
+        repeat_last_n=options.repeat_last_n,
     )
-
-
-def _window(options: OllamaOptions) -> int | None:
-    """Return the number of tokens to which repeat_penalty applies; 0 means all tokens. Return None if the
-    body has no repeat_penalty, so that the server's settings decide."""
-    if options.repeat_penalty is None:
-        return None
-    asked = LAST_N if options.repeat_last_n is None else options.repeat_last_n
-    return max(0, asked)
 
 
 def limit_of(body: OllamaReplyBody) -> int | None:

@@ -133,9 +133,24 @@ _OLLAMA_REFUSED = {
     "options.typical_p": "give top_p or min_p",
 }
 
+# Open WebUI and clients of llama.cpp send these fields to /v1/chat/completions and /v1/completions.
+_LLAMA_CPP_HINTS = {
+    "cache_prompt": Unused(bool, _CACHES),
+    "id_slot": Unused(int, "Any slot has every cache."),
+    "mirostat": Unused(Literal[0], "0 is off."),
+    "mirostat_eta": Unused(float, "Only mirostat uses it."),
+    "mirostat_tau": Unused(float, "Only mirostat uses it."),
+    "typical_p": Unused(Literal[1], "1 is off."),
+    **{name: Unused(int, _MACHINE) for name in ("num_batch", "num_ctx", "num_gpu", "num_keep", "num_thread")},
+    **{name: Unused(bool, _MACHINE) for name in ("use_mlock", "use_mmap")},
+    "keep_alive": Unused(str | float, "The setting server_unload decides."),
+}
+_LLAMA_CPP_REFUSED = {"mirostat": "give top_p or min_p", "typical_p": "give top_p or min_p"}
+
 UNUSED: dict[type, dict[str, Unused]] = {
     ChatBody: {
         **_OPENAI_HINTS,
+        **_LLAMA_CPP_HINTS,
         "stream_options.include_obfuscation": _OBFUSCATION,
         # LangChain and AutoGen send a name with messages. OpenAI's examples send it with a tool's result.
         "messages[].name": Unused(str, "Roles and ids say who speaks."),
@@ -150,6 +165,7 @@ UNUSED: dict[type, dict[str, Unused]] = {
         "verbosity": Unused(Literal["low", "medium", "high"], "A model has one verbosity."),
     },
     CompletionBody: {
+        **_LLAMA_CPP_HINTS,
         "best_of": Unused(Literal[1], "1 is the default."),
         "stream_options.include_obfuscation": _OBFUSCATION,
     },
@@ -209,8 +225,9 @@ WOULD_CHANGE: dict[type, dict[str, str]] = {
         "functions": "give tools",
         "moderation": "this server moderates nothing",
         "web_search_options": "this server searches nothing",
+        **_LLAMA_CPP_REFUSED,
     },
-    CompletionBody: {"best_of": "give n, and choose yourself"},
+    CompletionBody: {"best_of": "give n, and choose yourself", **_LLAMA_CPP_REFUSED},
     ResponsesBody: {
         "conversation": "give previous_response_id",
         "moderation": "this server moderates nothing",

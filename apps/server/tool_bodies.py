@@ -64,6 +64,14 @@ class AnyObject(Struct, forbid_unknown_fields=True, tag_field="type", tag="json_
     """With this format, a reply without tool calls must be a JSON object."""
 
 
+class ObjectFormat(AnyObject, forbid_unknown_fields=True, tag_field="type", tag="json_object"):
+    """With this format, a reply without tool calls must be a JSON object. schema: llama.cpp's place of a
+    schema that the object must fit; a keyword that the server does not support does not restrict the
+    reply."""
+
+    schema: JsonSchema | None = None
+
+
 class NamedSchema(Struct, forbid_unknown_fields=True):
     """A JSON schema. name, description: the server ignores these fields. strict: if true, a keyword of the
     schema that the server does not support is an error. If strict is false, a keyword that the server does
@@ -81,5 +89,5 @@ class SchemaFormat(Struct, forbid_unknown_fields=True, tag_field="type", tag="js
     json_schema: NamedSchema
 
 
-ResponseFormat = FreeText | AnyObject | SchemaFormat
+ResponseFormat = FreeText | ObjectFormat | SchemaFormat
 ToolChoice = Literal["none", "auto", "required"] | ChosenTool

@@ -13,7 +13,7 @@ from ruvmlx.engine.types import GenerationRequest, GenerationResponse, Patience,
 from ruvmlx.errors import MemoryBusy, RuvmlxError
 from ruvmlx.models.text.tool_calls import ParsedCall
 
-from .bodies import ReplyBody
+from .bodies import ReplyBody, repetition_of
 from .endpoint import Call
 from .errors import ApiError, busy, request_error
 from .serving import Serving
@@ -22,8 +22,7 @@ from .splitting import CallPiece, NewCalls, SplitText, joined_calls
 Requests = Sequence[GenerationRequest]
 LONG_SYSTEM = 1000  # characters; KV pages of a system prompt of this length or more are kept for a restart
 _OPTIONS = (
-    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
-    "repetition_window",
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
 )  # fmt: skip
 
 
@@ -70,6 +69,7 @@ async def requests_for(
     adapter = await serving.adapter_of(body.model, body.adapter, call.salt)
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     asked = {name: getattr(body, name) for name in _OPTIONS}
+    asked["repetition_penalty"], asked["repetition_window"] = repetition_of(body)
     asked["logit_bias"] = _biases(body, runtime.model.shape.vocab_size)
     count = body.n or 1
     patience = Patience(serving.limits.memory_seconds, serving.limits.memory_waits)

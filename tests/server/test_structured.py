@@ -76,13 +76,40 @@ def test_schemas_that_cannot_be_compiled(shared, schema, strict, stream):
 
 
 @pytest.mark.parametrize(
+    "fields",
+    [{"json_schema": SCHEMA}, {"response_format": {"type": "json_object", "schema": SCHEMA}}],
+    ids=["json_schema", "response_format.schema"],
+)
+def test_schemas_as_clients_of_llama_cpp_send_them(shared, fields):
+    """Strands sends `json_schema` and `cache_prompt`; others send the schema beside the type."""
+    asked = {"tools": [], "cache_prompt": True, "max_tokens": 200, "temperature": 1.0, "seed": 1}
+    answer = shared.chat(**asked, **fields)
+    assert answer.status == 200, answer.json
+    assert answer.headers["x-ruvmlx-ignored"] == "cache_prompt"
+    jsonschema.validate(json.loads(answer.json["choices"][0]["message"]["content"]), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"json_schema": {"type": "strange"}}, "json_schema"),
+        ({"json_schema": SCHEMA, "response_format": {"type": "text"}}, "json_schema"),
+        ({"json_schema": "x"}, "json_schema"),
+    ],
+)
+def test_a_schema_of_llama_cpp_that_cannot_be_used(shared, fields, param):
+    refused = shared.chat(**fields)
+    assert refused.status == 400 and refused.error["param"] == param, refused.error
+
+
+@pytest.mark.parametrize(
     ("given", "param"),
     [
         ({"type": "xml"}, "response_format.type"),
         ({"type": "json_schema"}, "response_format.json_schema"),
         (schema_format("x"), WHERE),
         ({"type": "json_schema", "json_schema": {"schema": {}}}, "response_format.json_schema.name"),
-        ({"type": "json_object", "schema": {}}, "response_format.schema"),
+        ({"type": "json_object", "schema": {"type": "strange"}}, "response_format.schema"),
     ],
 )
 def test_other_forms_are_refused(shared, given, param):
@@ -121,7 +148,8 @@ def test_penalties_and_bias_change_the_tokens(client, shared, endpoint):
 
 
 def test_the_repetition_penalty_reaches_the_sampler(shared, monkeypatch):
-    """In OpenAI's form and, with its window of 64 tokens, in ollama's."""
+    """In OpenAI's form and, with its window of 64 tokens, in ollama's. Open WebUI sends the names of
+    llama.cpp and ollama in OpenAI's form, too."""
     submit, seen = shared.serving.host.submit, []
 
     def submit_and_note(request):
@@ -136,8 +164,15 @@ def test_the_repetition_penalty_reaches_the_sampler(shared, monkeypatch):
                     {"repeat_penalty": 1.1, "repeat_last_n": 0}, {"repeat_last_n": 5}):  # fmt: skip
         asked = {"model": shared.model, "messages": HI, "options": {"num_predict": 2, **options}}
         assert shared.ask("POST", "/api/chat", {**asked, "stream": False}).status == 200
+        for path, prompt in (("chat/completions", {"messages": HI}), ("completions", {"prompt": "a"})):
+            answer = shared.ask("POST", f"/v1/{path}", shared.body(**prompt, max_tokens=2, **options))
+            assert answer.status == 200, answer.body
     found = [(sampling.repetition_penalty, sampling.repetition_window) for sampling in seen]
-    assert found == [(1, 0), (1.6, 9), (1.1, 64), (1.1, 0), (1, 0), (1, 0), (1, 0)]
+    assert found[:2] == [(1, 0), (1.6, 9)]
+    assert found[2:] == [each for each in [(1.1, 64), (1.1, 0), (1, 0), (1, 0), (1, 0)] for _ in range(3)]
+    for field in ("repetition_penalty", "repetition_window"):
+        refused = shared.chat(repeat_penalty=1.1, **{field: 1})
+        assert refused.status == 400 and refused.error["param"] == "repeat_penalty"
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
@@ -150,6 +185,8 @@ def test_the_repetition_penalty_reaches_the_sampler(shared, monkeypatch):
         ("repetition_penalty", 0),
         ("repetition_penalty", 2.1),
         ("repetition_window", -1),
+        ("repeat_penalty", 2.1),
+        ("repeat_last_n", -2),
         ("logit_bias", {"0": 101}),
         ("logit_bias", {"one": 1}),
         ("logit_bias", {"999999": 1}),
