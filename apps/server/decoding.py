@@ -88,9 +88,31 @@ def _decoded_in_steps(data: bytes, kind: type[B]) -> Decoded[B]:
             found = _FLOAT.fullmatch(str(error))
             path = _ITEM.sub("[]", found["path"]) if found else ""
             if not path or path in changed:
-                _refuse(str(error), kind)
+                _refuse(_error_of_types(value, kind) or str(error), kind)
         changed.add(path)
         _make_integers(value, [step["name"] for step in _STEP.finditer(path)])
+
+
+def _error_of_types(value: Any, kind: type) -> str:
+    """Return the error of the library for a body that does not fit its struct, with the field `type` first in
+    each object. The library reads the fields of an object in their order. So without this order, it names an
+    unknown field of an image, and not its type."""
+    left = [value]
+    while left:
+        here = left.pop()
+        if isinstance(here, dict):
+            if "type" in here:
+                fields = {"type": here.pop("type"), **here}
+                here.clear()
+                here.update(fields)
+            left += here.values()
+        elif isinstance(here, list):
+            left += here
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        return str(error)
+    return ""
 
 
 def decode_query(data: bytes, kind: type[Q]) -> Q:

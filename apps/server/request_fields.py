@@ -90,6 +90,14 @@ _MESSAGES_HINTS = {
 # earlier reply back, the client also sends these fields.
 _PARSED = Unused(Any, "The text has it.")
 _MARKS = Unused(dict[str, Any], _CACHES)
+# OpenAI's library of agents for JavaScript sends the fields of an earlier reply in the part with its text.
+_OF_MESSAGE = "Only the field of the message counts."
+_BESIDE_TEXT = {
+    "role": Unused(Literal["assistant"], _OF_MESSAGE),
+    "refusal": Unused(type(None), _OF_MESSAGE),
+    "reasoning_content": Unused(str, _OF_MESSAGE),
+    "tool_calls": Unused(list[dict[str, Any]], _OF_MESSAGE),
+}
 _Included = Literal[
     "reasoning.encrypted_content",
     "file_search_call.results",
@@ -158,6 +166,7 @@ UNUSED: dict[type, dict[str, Unused]] = {
         "messages[].tool_calls[].index": Unused(int, "Calls have an order."),
         "messages[].tool_calls[].function.parsed_arguments": _PARSED,
         "messages[].content[].prompt_cache_breakpoint": _MARKS,
+        **{f"messages[].content[].{name}": field for name, field in _BESIDE_TEXT.items()},
         "prediction.content[].prompt_cache_breakpoint": _MARKS,
         "metadata": Unused(dict[str, str], _NOT_KEPT),
         "modalities": Unused(Annotated[list[Literal["text"]], Meta(min_length=1)], "Answers are text."),

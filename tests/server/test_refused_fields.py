@@ -134,8 +134,11 @@ def test_a_seed_may_be_negative(shared):
         assert [c["message"]["content"] for c in first] == [c["message"]["content"] for c in again]
 
 
-def test_only_text_is_read(shared):
-    refused = shared.chat(messages=[{"role": "user", "content": [IMAGE]}])
+@pytest.mark.parametrize("part", [IMAGE, dict(reversed(IMAGE.items()))], ids=["type first", "type last"])
+def test_only_text_is_read(shared, part):
+    """Pydantic AI sends the type of a part behind its other field."""
+    refused = shared.chat(messages=[{"role": "user", "content": [part]}])
+    assert refused.error["param"] == "messages[0].content[0].type"
     assert "the server reads text alone: no images, sound or files" in refused.error["message"]
     refused = shared.ask(
         "POST",

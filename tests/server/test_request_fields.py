@@ -107,7 +107,7 @@ def _example(kind):
         return [_example(arguments[0])]
     if origin is dict:
         return {"a": "b"}
-    return {str: "x", bool: True, int: 3, float: 1.0, typing.Any: {"a": 1}}[kind]
+    return {str: "x", bool: True, int: 3, float: 1.0, typing.Any: {"a": 1}, types.NoneType: None}[kind]
 
 
 def put(body, path, value):

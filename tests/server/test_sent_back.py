@@ -51,6 +51,19 @@ def test_a_chat_message(client, roomy, stream):
     assert counts[0] == counts[1] and counts[2] == counts[3]
 
 
+def test_a_part_with_the_fields_of_its_message(roomy):
+    """OpenAI's library of agents for JavaScript sends an earlier reply in this form."""
+    beside = {"role": "assistant", "refusal": None, "reasoning_content": "why", "tool_calls": []}
+    answers = []
+    for more in ({}, beside):
+        part = {"type": "text", "text": "Hi there.", **more}
+        told = [*HI, {"role": "assistant", "content": [part]}, *HI]
+        answers.append(roomy.ask("POST", "/v1/chat/completions", roomy.body(messages=told)))
+    assert [answer.status for answer in answers] == [200, 200], answers[1].body
+    said = [answer.json["choices"][0]["message"]["content"] for answer in answers]
+    assert said[0] == said[1] and "role" in answers[1].headers["x-ruvmlx-ignored"]
+
+
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_items_of_a_response(client, roomy, stream):
