@@ -10,7 +10,6 @@ from typing import Any
 
 from msgspec import Struct
 
-from ruvmlx import __version__
 from ruvmlx.models.config.model import Model
 from ruvmlx.models.load import load_model
 from ruvmlx.models.text.thinking import tag_of
@@ -95,7 +94,8 @@ class OllamaVector(Struct):
 
 
 class OllamaVersion(Struct):
-    """The version of this server."""
+    """The version of ollama whose requests this server answers. Clients compare this version with the oldest
+    one that they know."""
 
     version: str
 
@@ -111,6 +111,7 @@ class OllamaVectors(Struct):
 
 
 _NEVER = "9999-12-31T23:59:59Z"
+OLLAMA_VERSION = "0.14.2"
 
 
 async def tags(call: Call) -> Answer:
@@ -154,6 +155,7 @@ async def show(call: Call) -> Answer:
     family, shape = model.shape.model_type, model.shape
     info = {
         "general.architecture": family,
+        "general.basename": found.serving.about.name,
         f"{family}.context_length": model.context,
         f"{family}.embedding_length": shape.hidden_size,
         f"{family}.block_count": shape.n_layers,
@@ -175,8 +177,8 @@ def _capabilities(model: Model) -> list[str]:
 
 
 async def version(call: Call) -> Answer:
-    """Return the version of this server."""
-    return OllamaVersion(__version__)
+    """Return the version of ollama whose requests this server answers."""
+    return OllamaVersion(OLLAMA_VERSION)
 
 
 async def embed(call: Call) -> Answer:
@@ -237,7 +239,7 @@ def _time(seconds: float) -> str:
 ENDPOINTS = [
     Endpoint("GET", "/api/tags", tags, "List the models, in ollama's form.", OllamaModels, **CLIENTS),
     Endpoint("GET", "/api/ps", open_tags, "List open models.", OllamaRunningModels, is_look=True, **CLIENTS),
-    Endpoint("GET", "/api/version", version, "The server's version.", OllamaVersion, is_look=True, **CLIENTS),
+    Endpoint("GET", "/api/version", version, "Ollama's version.", OllamaVersion, is_look=True, **CLIENTS),
     Endpoint(
         "POST", "/api/show", show, "Show a model.", OllamaFacts, body=OllamaShowBody,
         opens=lambda body: False, **CLIENTS,

@@ -242,6 +242,16 @@ def test_errors_are_the_clients_own(client, roomy):
         client.chat(roomy.model, HI, think=True)
 
 
+def test_what_copilot_chat_asks_of_a_server(roomy):
+    """It compares the version, number by number, with 0.6.4. It shows the base name of a model."""
+    version = roomy.ask("GET", "/api/version").json["version"]
+    assert [int(number) for number in version.split(".")] >= [0, 6, 4]
+    facts = roomy.ask("POST", "/api/show", {"model": roomy.model}).json
+    family = facts["model_info"]["general.architecture"]
+    assert facts["model_info"]["general.basename"] == roomy.model
+    assert facts["model_info"][f"{family}.context_length"] > 0 and "tools" in facts["capabilities"]
+
+
 def test_show_by_an_older_field(roomy):
     by_model, by_name = ({field: roomy.model} for field in ("model", "name"))
     answers = [roomy.ask("POST", "/api/show", body) for body in (by_model, by_name, {})]
