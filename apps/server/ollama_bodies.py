@@ -220,8 +220,9 @@ def tools_of(body: OllamaChatBody) -> ToolUse:
 def conversation(messages: Sequence[OllamaMessage], tag: str | None) -> list[Message]:
     """Return the conversation as a list of `Message`, which is the form that the engine reads. A tool call
     needs no id in ollama's form. A result without an id and a function name belongs to the first call that
-    has no result yet. Raise ApiError if there is no call for a result. tag: the tag that begins a thought, or
-    None if the model does not think before its answer."""
+    has no result yet; if all calls have one, it is one more part of the result before it. Raise ApiError if
+    there is no call for a result. tag: the tag that begins a thought, or None if the model does not think
+    before its answer."""
     found: list[Message] = []
     open_calls = _OpenCalls([])
     for at, message in enumerate(messages):
@@ -251,25 +252,29 @@ class _OpenCalls:
     search takes the same time for any number of calls, because a request can have very many."""
 
     def __init__(self, calls: Sequence[tuple[str, str]]):
-        self._calls = dict(enumerate(calls))
+        self._calls, self._last = dict(enumerate(calls)), ("", "")
         self._places: dict[tuple[str, str], deque[int]] = {}
         for place, (call_id, name) in self._calls.items():
             for known in ((call_id, name), (call_id, ""), ("", name), ("", "")):
                 self._places.setdefault(known, deque()).append(place)
 
     def take(self, call_id: str, name: str) -> tuple[str, str] | None:
-        """Remove the first call that has this id and this name, and return the call. Return None if there is
-        no such call. An empty id or name fits every call."""
+        """Remove the first call that has this id and this name, and return the call. If there is no such
+        call, return the call that the method returned before, if that call has this id and this name; else
+        return None. An empty id or name fits every call."""
         places = self._places.get((call_id, name), deque())
         while places:
             if (call := self._calls.pop(places.popleft(), None)) is not None:
+                self._last = call
                 return call
-        return None
+        is_more = self._last[0] and call_id in ("", self._last[0]) and name in ("", self._last[1])
+        return self._last if is_more else None
 
 
 def _answered_call(message: OllamaMessage, open_calls: _OpenCalls, where: str) -> tuple[str, str]:
     """Return the id and the function name of the tool call to which a result belongs. Take the first call
-    that has no result yet and that has the id and the name in the message, as far as the message has them."""
+    that has no result yet and that has the id and the name in the message, as far as the message has them. If
+    there is no such call, take the call of the result before."""
     call = open_calls.take(message.tool_call_id or "", message.tool_name or "")
     if call is not None:
         return call

@@ -126,6 +126,22 @@ def test_a_call_as_langchain_for_javascript_sends_it_back(roomy):
     assert named.json["message"] == answer.json["message"]
 
 
+def test_a_result_in_several_messages(roomy):
+    """Strands sends a message for each part of a result. A result for another function has no call."""
+    function = {"name": "weather", "arguments": {"days": 3}}
+    messages = [*HI, {"role": "assistant", "content": "let me"}]
+    messages.append({"role": "assistant", "tool_calls": [{"function": function}]})
+    messages += [{"role": "tool", "content": "rain"}, {"role": "tool", "content": '{"mm": 3}'}]
+    body = {"model": roomy.model, "tools": [WEATHER], "stream": False, "options": GREEDY}
+    answer = roomy.ask("POST", "/api/chat", {**body, "messages": [*messages, *HI]})
+    assert answer.status == 200, answer.body
+    fewer = roomy.ask("POST", "/api/chat", {**body, "messages": [*messages[:-1], *HI]})
+    assert answer.json["prompt_eval_count"] > fewer.json["prompt_eval_count"]
+    messages[-1]["tool_name"] = "time"
+    refused = roomy.ask("POST", "/api/chat", {**body, "messages": messages})
+    assert refused.status == 400 and refused.json["param"] == "messages[4].role"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("choice", "names"),
