@@ -2,7 +2,7 @@
 endpoint, the application checks the request's host, origin and, unless the endpoint is open to all, API
 key."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -72,7 +72,7 @@ def make_app(models: ModelPool, access: Access, sockets: Sequence[WebSocketRoute
     refused = {HTTPException: _not_routed(serving, endpoints, routes)}
     router = Starlette(routes=[*routes, *sockets], exception_handlers=refused)
     router.router.redirect_slashes = False
-    return Gate(router, serving, access, endpoints)
+    return Gate(router, serving, access, endpoints, [socket.path for socket in sockets])
 
 
 def _not_routed(serving: Serving, endpoints: Sequence[Endpoint], routes: Sequence[Route]) -> Any:
@@ -80,11 +80,11 @@ def _not_routed(serving: Serving, endpoints: Sequence[Endpoint], routes: Sequenc
     an unknown method, the header `Allow` of the answer lists all methods of the path."""
 
     async def answer(request: Any, error: HTTPException) -> Any:
-        headers, path, code = {}, "", "unknown_path"
-        message = "there is no such path; GET /openapi.json lists all."
-        if any(e.path == f"/v1{request.url.path}" for e in endpoints):
-            path = request.url.path
-            message = f"there is no such path; the path is /v1{path}, so the base URL must end in /v1."
+        headers, code, known = {}, "unknown_path", {e.path for e in endpoints}
+        # the log has no other part of an unknown path, because a client can send any words as a path
+        path = request.url.path if f"/v1{request.url.path}" in known else ""
+        meant = _meant_path(request.url.path, known)
+        message = f"there is no such path; {meant or 'GET /openapi.json lists all'}."
         if error.status_code == 405:
             path = next(r.path for r in routes if r.matches(request.scope)[0] != Match.NONE)
             code = "unknown_method"
@@ -96,6 +96,19 @@ def _not_routed(serving: Serving, endpoints: Sequence[Endpoint], routes: Sequenc
         return _Failure(serving, failure, headers, _shape(request, endpoints))
 
     return answer
+
+
+def _meant_path(path: str, known: Container[str]) -> str:
+    """Return the words for the path that the client probably means, or "". Clients add their paths to a base
+    URL, and often the base URL has the part /v1 or a slash too many, or lacks /v1."""
+    steps = [step for step in path.split("/") if step]
+    for start in range(len(steps)):
+        end = "".join(f"/{step}" for step in steps[start:])
+        if end in known:
+            return f"the path is {end}"
+        if f"/v1{end}" in known:
+            return f"the path is /v1{end}, so the base URL must end in /v1"
+    return ""
 
 
 def _shape(request: Any, endpoints: Sequence[Endpoint]) -> ErrorShape:

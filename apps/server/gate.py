@@ -24,8 +24,16 @@ class Gate:
     """An ASGI application around the router of the endpoints. Only requests that pass the checks reach the
     router."""
 
-    def __init__(self, app: App, serving: Serving, access: Access, endpoints: Sequence[Endpoint]):
-        self._app, self._serving, self._access = app, serving, access
+    def __init__(
+        self,
+        app: App,
+        serving: Serving,
+        access: Access,
+        endpoints: Sequence[Endpoint],
+        sockets: Sequence[str],
+    ):
+        """sockets: the paths of the WebSockets."""
+        self._app, self._serving, self._access, self._sockets = app, serving, access, sockets
         # The router finds the endpoint of a request with the same expressions in the same order. With other
         # expressions, a request could reach an endpoint without the checks of this endpoint.
         self._endpoints = [(compile_path(endpoint.path)[0], endpoint) for endpoint in endpoints]
@@ -73,6 +81,9 @@ class Gate:
         try:
             self._check_size(scope)
             self._access.check_host(headers)
+            if scope["path"] not in self._sockets:
+                message = "there is no WebSocket at this path; send a request without `Upgrade`."
+                raise ApiError(404, message, code="unknown_path")
             self._access.check_chat(headers)
             await self._app(scope, receive, send)
         except ApiError as error:

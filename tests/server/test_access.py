@@ -221,9 +221,26 @@ def test_each_answer_names_the_id_that_its_line_has(serve):
     assert [line["id"] for line in lines if line["event"] in ("request", "refused")] == ids
 
 
-def test_a_base_url_without_v1_is_named(shared):
-    message = shared.ask("POST", "/chat/completions", {}).error["message"]
-    assert "the path is /v1/chat/completions, so the base URL must end in /v1" in message
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/chat/completions", "the path is /v1/chat/completions, so the base URL must end in /v1."),
+        ("/api/v1/messages", "the path is /v1/messages."),
+        ("/v1/v1/chat/completions", "the path is /v1/chat/completions."),
+        ("//v1/models", "the path is /v1/models."),
+        ("/v1/chat/completions/", "the path is /v1/chat/completions."),
+        ("/v1/api/tags", "the path is /api/tags."),
+        ("/nothing/models", "the path is /v1/models, so the base URL must end in /v1."),
+        ("/nothing", "GET /openapi.json lists all."),
+        ("//", "GET /openapi.json lists all."),
+    ],
+)
+def test_the_path_that_a_client_means_is_named(shared, path, words):
+    """The base URL of many clients has the part /v1 or a slash too many, or lacks /v1."""
+    refused = shared.ask("POST", path, {})
+    told = refused.json["error"]
+    message = told if isinstance(told, str) else told["message"]
+    assert refused.status == 404 and message == f"there is no such path; {words}"
 
 
 def test_salts_tell_pairs_apart():

@@ -112,3 +112,17 @@ def test_who_is_refused(shared, headers, status):
         lines = "".join(f"{name}: {value}\r\n" for name, value in upgrade.items())
         connection.sendall(f"GET /chat HTTP/1.1\r\n{lines}\r\n".encode())
         assert connection.recv(100).startswith(f"HTTP/1.1 {status}".encode())
+
+
+@pytest.mark.parametrize("path", ["/v1/realtime", "/v1/responses"])
+def test_a_websocket_that_is_not_there(shared, path):
+    """Clients of OpenAI's ask for one. Whether the server needs a key has nothing to do with it."""
+    lines = "Host: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    key = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    with shared.connect() as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\n{lines}{key}\r\n".encode())
+        answer = b""
+        while not answer.endswith(b"}}"):  # the head and the body come apart
+            assert (piece := connection.recv(10_000)), answer
+            answer += piece
+    assert answer.startswith(b"HTTP/1.1 404") and b"there is no WebSocket at this path" in answer
