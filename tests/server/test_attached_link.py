@@ -123,6 +123,7 @@ def test_a_websocket_that_is_not_there(shared, path):
         connection.sendall(f"GET {path} HTTP/1.1\r\n{lines}{key}\r\n".encode())
         answer = b""
         while not answer.endswith(b"}}"):  # the head and the body come apart
-            assert (piece := connection.recv(10_000)), answer
+            piece = connection.recv(10_000)
+            assert piece, answer
             answer += piece
     assert answer.startswith(b"HTTP/1.1 404") and b"there is no WebSocket at this path" in answer
