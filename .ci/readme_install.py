@@ -3,6 +3,7 @@
 
     .ci/readme_install.py here WAY          on this machine: what the hosted workflows do
     .ci/readme_install.py debian FOLDER     in a new Debian 12 below FOLDER (needs root and debootstrap)
+    .ci/readme_install.py new-python FOLDER     there, in Debian's unstable version, which has a newer Python
     .ci/readme_install.py old-python FOLDER --python39 PREFIX     there; the only Python is the 3.9 of PREFIX
 
 WAY is the first word of the line that installs uv: brew, pipx or python3. The tests run with `-m unit`, or
@@ -26,7 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 QUESTION = "What is the capital of France?"
 USER, UID = "someone", 1000
-DEBIAN = "bookworm"
+DEBIAN, UNSTABLE = "bookworm", "sid"
 # What the README asks for beside uv, and git for the clone.
 COMPILER = "build-essential,git,ca-certificates"
 # What a Python in the place of uv's may link to; uv's own needs none of it.
@@ -76,10 +77,10 @@ def here(way: str, text: str) -> None:
         run("bash", "-c", text, env=kept | {"HOME": folder})
 
 
-def make_debian(root: Path) -> None:
-    """A Debian with a compiler and no Python, once for each FOLDER."""
+def make_debian(root: Path, version: str) -> None:
+    """A Debian with a compiler and no Python, once for each FOLDER and version."""
     if not (root / "bin/bash").exists():
-        run("debootstrap", "--variant=minbase", f"--include={COMPILER}", DEBIAN, root)
+        run("debootstrap", "--variant=minbase", f"--include={COMPILER}", version, root)
         shutil.copy("/etc/resolv.conf", root / "etc/resolv.conf")
 
 
@@ -101,12 +102,12 @@ def with_ca(root: Path) -> dict[str, str]:
     return {"SSL_CERT_FILE": bundle, "PIP_CERT": bundle, "DEBIAN_FRONTEND": "noninteractive"}
 
 
-def new_system(folder: Path, name: str) -> tuple[Path, dict[str, str]]:
+def new_system(folder: Path, name: str, version: str = DEBIAN) -> tuple[Path, dict[str, str]]:
     """A fresh copy of FOLDER's Debian with a user and a clone."""
-    make_debian(folder / "base")
-    root = folder / name
+    base, root = folder / f"base-{version}", folder / name
+    make_debian(base, version)
     shutil.rmtree(root, ignore_errors=True)
-    run("cp", "-a", folder / "base", root)
+    run("cp", "-a", base, root)
     environment = with_ca(root)
     in_debian(root, f"useradd --create-home --uid {UID} {USER}", environment, "root")
     clone(root / f"home/{USER}")
@@ -114,9 +115,9 @@ def new_system(folder: Path, name: str) -> tuple[Path, dict[str, str]]:
     return root, environment
 
 
-def debian(folder: Path, text: str) -> None:
+def debian(folder: Path, text: str, name: str, version: str) -> None:
     """Debian's own Python, externally managed like Homebrew's: pip refuses, pipx works."""
-    root, environment = new_system(folder, "debian")
+    root, environment = new_system(folder, name, version)
     in_debian(
         root, "apt-get update -qq && apt-get install -y -qq pipx python3-pip > /dev/null", environment, "root"
     )
@@ -161,17 +162,19 @@ def main() -> None:
     where = ask.add_subparsers(dest="where", required=True)
     where.add_parser("here").add_argument("way", choices=("brew", "pipx", "python3"))
     where.add_parser("debian").add_argument("folder", type=Path)
+    where.add_parser("new-python").add_argument("folder", type=Path)
     old = where.add_parser("old-python")
     old.add_argument("folder", type=Path)
     old.add_argument("--python39", type=Path, required=True)
     old.add_argument("--python-archive", type=Path)
     asked = ask.parse_args()
-    way = {"debian": "pipx", "old-python": "python3"}.get(asked.where) or asked.way
+    way = {"debian": "pipx", "new-python": "pipx", "old-python": "python3"}.get(asked.where) or asked.way
     text = script(way, all_tests=asked.all_tests)
     if asked.where == "here":
         here(way, text)
-    elif asked.where == "debian":
-        debian(asked.folder.resolve(), text)
+    elif asked.where in ("debian", "new-python"):
+        version = DEBIAN if asked.where == "debian" else UNSTABLE
+        debian(asked.folder.resolve(), text, asked.where, version)
     else:
         old_python(asked.folder.resolve(), text, asked.python39, asked.python_archive)
     print(f"The README's lines work: {asked.where}, {way}.")
