@@ -6,6 +6,7 @@ from .chats import Chats, SessionRow
 from .database import Database
 
 _INDEXED = 3  # characters: the minimum length of an indexed word, because the index holds trigrams
+_GROUP = 500  # the maximum number of short words in one SQL condition
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Search:
         first."""
         long = ['"' + term.replace('"', '""') + '"' for term in terms if len(term) >= _INDEXED]
         short = [_like(term) for term in terms if len(term) < _INDEXED]
-        where = ["s.deleted IS NULL", *["m.content LIKE ? ESCAPE '\\'" for _ in short]]
+        where = ["s.deleted IS NULL", *_have_terms(len(short))]
         if long:
             where.append("m.id IN (SELECT rowid FROM messages_text WHERE messages_text MATCH ?)")
         if session_id is not None:
@@ -82,8 +83,15 @@ def _in_titles(terms: list[str], chats: list[SessionRow]) -> list[ChatHit]:
 
 
 def _terms(words: str) -> list[str]:
-    """Return the words of a search. NUL ends a text in SQLite, so it counts as a space."""
-    return words.replace("\0", " ").split()
+    """Return the words of a search, each word once. NUL ends a text in SQLite, so it counts as a space."""
+    return list(dict.fromkeys(words.replace("\0", " ").split()))
+
+
+def _have_terms(count: int) -> list[str]:
+    """Return SQL conditions for messages that contain `count` terms. A condition has at most _GROUP terms,
+    because SQLite refuses an expression with a depth of more than 1,000."""
+    terms = ["m.content LIKE ? ESCAPE '\\'"] * count
+    return [f"({' AND '.join(terms[at : at + _GROUP])})" for at in range(0, count, _GROUP)]
 
 
 def _like(term: str) -> str:

@@ -1,6 +1,8 @@
 """The search in the words of all chats."""
 
+import itertools
 import random
+import string
 
 import pytest
 
@@ -38,6 +40,18 @@ def test_search_finds_all_words_in_any_script(store, words, found):
         store.messages.add_user(chat, text)
     store.chats.set_title(chat, "t")
     assert [hit.content for hit in store.search.find(words)] == found
+
+
+def test_search_takes_a_long_text(store):
+    """A user can search for a pasted text, although SQLite refuses a statement with 1,000 conditions."""
+    chat, letters = store.chats.new("m", title="-"), string.ascii_lowercase + string.digits
+    short = ["".join(pair) for pair in itertools.product(letters, repeat=2)]
+    long = [f"word{n}" for n in range(1_500)]
+    for text in (" ".join([*short, *long]), " ".join(short[:-40])):
+        store.messages.add_user(chat, text)
+    for words in (short, long, [*short, *long], 40_000 * ["zz"] + ["99"]):
+        assert len(store.search.find(" ".join(words))) == 1
+    assert store.search.find(" ".join([*short, "é"])) == []
 
 
 def test_search_finds_what_a_plain_look_finds(store):
