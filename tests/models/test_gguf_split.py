@@ -66,6 +66,8 @@ def test_missing_parts_are_named(tmp_path, gone):
         ({"split.no": Typed(2, 1)}, "part 1 of 3"),
         ({"split.count": Typed(2, 4)}, "part 2 of 4"),
         ({"split.count": Typed(4, 1 << 30)}, "part 2 of 1073741824"),
+        ({"split.no": np.array([2, 2], np.int32)}, r"part \[2 2\] of 3"),
+        ({"split.count": np.array([3, 3], np.int32)}, r"part 2 of \[3 3\]"),
     ],
 )
 def test_a_part_of_another_model_is_refused(tmp_path, keys, words):
@@ -85,3 +87,14 @@ def test_a_tensor_too_many_or_too_few_is_refused(tmp_path):
     write_gguf(parts[2], keys, {})
     with pytest.raises(CorruptFile, match=r"were expected"):
         load_model(str(parts[0]))
+
+
+def test_a_list_as_the_number_of_tensors_is_refused(tmp_path):
+    """The first part has the number of the tensors of all parts."""
+    counts = {"split.count": Typed(2, 2), "split.tensors.count": np.array([9, 9], np.int32)}
+    tensors = gguf_tensors(Shape(), "Q4_1")
+    first = tmp_path / "tiny-00001-of-00002.gguf"
+    write_gguf(first, gguf_metadata(Shape()) | {"split.no": Typed(2, 0)} | counts, tensors)
+    write_gguf(tmp_path / "tiny-00002-of-00002.gguf", {"split.no": Typed(2, 1)} | counts, {})
+    with pytest.raises(CorruptFile, match=r"\[9 9\] were expected"):
+        load_model(str(first))

@@ -202,6 +202,7 @@ NUMBERS = np.arange(3, dtype=np.int32)
         ({"llama.rope.freq_base": f32(-1.0)}, "rope_theta is -1.0", CorruptFile),
         ({"llama.rope.dimension_count": u32(16)}, "dimension_count is 16", UnsupportedModel),
         ({"llama.rope.scaling.type": "su"}, "rope scaling 'su'", UnsupportedModel),
+        ({"llama.rope.scaling.type": NUMBERS}, r"'\[0 1 2\]'; a text was expected", CorruptFile),
         ({"llama.rope.scaling.type": "longrope"}, "rope_factors_short.weight' is missing", CorruptFile),
         ({"llama.rope.scaling.attn_factor": f32(2.0)}, "attn_factor is 2.0", UnsupportedModel),
         (YARN | {"llama.rope.scaling.attn_factor": f32(2.0)}, "attn_factor is 2.0", UnsupportedModel),

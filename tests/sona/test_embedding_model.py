@@ -60,12 +60,15 @@ def test_folders(tmp_path, name, pooling, family, embeds):
     assert load_model(str(folder)).embeds is embeds
 
 
-@pytest.mark.parametrize("pooling", [3, 1, None])
-def test_gguf_files(tmp_path, pooling):
+@pytest.mark.parametrize(
+    ("pooling", "embeds"),
+    [(u32(3), True), (u32(1), False), (np.array([3, 3], np.int32), False), (None, False)],
+)
+def test_gguf_files(tmp_path, pooling, embeds):
     made, file = Shape(**SHAPE), tmp_path / "m.gguf"
-    metadata = gguf_metadata(made) | ({"qwen3.pooling_type": u32(pooling)} if pooling else {})
+    metadata = gguf_metadata(made) | ({} if pooling is None else {"qwen3.pooling_type": pooling})
     write_gguf(file, metadata, gguf_tensors(made, "Q8_0"))
-    assert survey("m", file).embeds is load_model(str(file)).embeds is (pooling == 3)
+    assert survey("m", file).embeds is load_model(str(file)).embeds is embeds
 
 
 @pytest.fixture

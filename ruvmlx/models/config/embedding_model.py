@@ -29,4 +29,5 @@ def folder_embeds(path: Path, name: str, model_type: object) -> bool:
 
 def gguf_embeds(metadata: Mapping[str, Any], model_type: str) -> bool:
     """Return True if a GGUF file is a supported embedding model."""
-    return model_type in FAMILIES and metadata.get(f"{model_type}.pooling_type") == LAST_TOKEN
+    pooling = metadata.get(f"{model_type}.pooling_type")
+    return model_type in FAMILIES and isinstance(pooling, int) and pooling == LAST_TOKEN

@@ -84,6 +84,12 @@ class Keys:
             f"{self.where}: key {self.prefix}{key} is {str(got)[:40]!r}; {expected} was expected."
         )
 
+    def text(self, key: str, default: str) -> str:
+        value = self.get(key, default)
+        if not isinstance(value, str):
+            raise self._bad(key, value, "a text")
+        return value
+
     def integer(self, key: str, default: int | None = None) -> int:
         value = self.get(key, default)
         if not isinstance(value, int) or isinstance(value, bool):
@@ -208,7 +214,7 @@ def rope_tensors(config: ModelConfig) -> tuple[str, ...]:
 def _scaling(file: GGUFFile, keys: Keys) -> RopeScaling | None:
     """Return RoPE's scaling as the file's keys describe it; None: no scaling, or Llama-3's, which
     `_llama3_scaling` reads. If the file has a factor and no scaling type, the type is linear."""
-    kind = keys.get("rope.scaling.type", "linear")
+    kind = keys.text("rope.scaling.type", "linear")
     factor = keys.number("rope.scaling.factor", 0.0) or keys.number("rope.scale_linear", 0.0)
     if kind == "longrope":
         return _longrope(file, keys, factor)
@@ -220,7 +226,7 @@ def _scaling(file: GGUFFile, keys: Keys) -> RopeScaling | None:
     if kind == "yarn":
         return _yarn(keys, factor)
     raise UnsupportedModel(
-        f"{keys.where}: rope scaling {str(kind)[:40]!r}; none, linear, Llama-3, yarn and longrope are run."
+        f"{keys.where}: rope scaling {kind[:40]!r}; none, linear, Llama-3, yarn and longrope are run."
     )
 
 

@@ -77,7 +77,7 @@ def _join_parts(files: list[GGUFFile]) -> GGUFFile:
                 raise CorruptFile(f"tensor {name[:60]!r} is in both {first} and {file.path.name}.")
             tensors[name] = replace(tensor, part=i)
     wanted = files[0].metadata.get("split.tensors.count", len(tensors))
-    if wanted != len(tensors):
+    if not isinstance(wanted, int) or wanted != len(tensors):
         raise CorruptFile(
             f"{files[0].path.name}: all parts together hold {len(tensors)} tensors; "
             f"{str(wanted)[:40]} were expected. Fetch the model again."
@@ -87,7 +87,8 @@ def _join_parts(files: list[GGUFFile]) -> GGUFFile:
 
 def _check_part(file: GGUFFile, i: int, count: int) -> None:
     got = file.metadata.get("split.no"), file.metadata.get("split.count")
-    if got != (i, count):
+    # a value can be an array, whose comparison with a number gives an array
+    if not all(isinstance(number, int) for number in got) or got != (i, count):
         raise CorruptFile(
             f"{file.path.name} says that it is part {str(got[0])[:20]} of {str(got[1])[:20]}, from 0; "
             f"its name says {i} of {count}. Fetch the model again."
