@@ -34,9 +34,12 @@ MAX_TIMESTAMP = 253_402_300_800.0  # as many seconds before 1970 as there are to
 
 
 def as_json(store: Store, session_id: str) -> dict[str, Any]:
-    """Return a chat with all its branches, in the format that this module describes."""
-    session = store.chats.get(session_id)
-    path, messages = store.messages.branch(session_id), store.messages.all(session_id)
+    """Return a chat with all its branches, in the format that this module describes. All parts are those of
+    one moment."""
+    with store.snapshot():
+        session, path = store.chats.get(session_id), store.messages.branch(session_id)
+        messages = store.messages.all(session_id)
+        preferences = _preferences(store, session_id, messages)
     return {
         "format": FORMAT,
         "id": session.id,
@@ -61,7 +64,7 @@ def as_json(store: Store, session_id: str) -> dict[str, Any]:
             }
             for m in messages
         ],
-        "preferences": _preferences(store, session_id, messages),
+        "preferences": preferences,
     }
 
 

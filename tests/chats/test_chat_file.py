@@ -11,9 +11,9 @@ import pytest
 from ruvmlx.chats import chat_file, soft_delete
 from ruvmlx.chats.chat_file import as_json, as_markdown, import_once, read_bytes, write_new
 from ruvmlx.errors import CorruptFile, NotFound, UsageError
-from ruvmlx.store import Store, chats
+from ruvmlx.store import PreferenceRow, Store, chats
 
-from ..store.test_branches import branch_texts, exchange
+from ..store.test_branches import a_reply, branch_texts, exchange
 
 
 @pytest.fixture
@@ -40,6 +40,29 @@ def test_a_chat_comes_back_with_its_branches(store, tmp_path):
     assert branch_texts(other, back) == branch_texts(store, chat) == ["q", "one"]
     assert other.chats.get(back).title == "q" and other.chats.get(back).system == "be brief"
     assert all(m.reply_id is None for m in other.messages.branch(back))
+
+
+def test_all_parts_of_a_file_are_those_of_one_moment(store, monkeypatch):
+    """Another process adds a reply, and a preference for it, after the messages were read."""
+    chat, read = store.chats.new("m"), store.messages.all
+    asked, _ = exchange(store, chat, "q", "one")
+    other = Store(store.path)
+
+    def read_and_prefer(session_id):
+        found = read(session_id)
+        if len(other.messages.all(chat)) == 2:
+            other.replies.add(a_reply("two"), chat, question=asked)
+            with other.transaction():
+                other.preferences.add(
+                    "f", "default", 1, PreferenceRow("two", f"{chat}-one", "edit", 1.0, 1.0)
+                )
+        return found
+
+    before = as_json(store, chat)
+    monkeypatch.setattr(store.messages, "all", read_and_prefer)
+    assert as_json(store, chat) == before and before["preferences"] == []
+    after = as_json(store, chat)
+    assert len(after["messages"]) == 3 and len(after["preferences"]) == 1
 
 
 @pytest.mark.parametrize("to,kept", [(1, 1), (None, None), (99, None), ("1", None)])
