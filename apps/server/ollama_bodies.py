@@ -49,12 +49,13 @@ class OllamaCalled(Struct, forbid_unknown_fields=True):
 
 
 class OllamaCall(Struct, forbid_unknown_fields=True):
-    """A tool call of the model in an earlier reply. type: the client LangChain sends this field; the server
-    ignores this field."""
+    """A tool call of the model in an earlier reply. The server ignores the fields `type` and `index`, which
+    LangChain and Open WebUI send."""
 
     function: OllamaCalled
     id: str | None = None
     type: Literal["function"] | None = None
+    index: int | None = None
 
 
 class OllamaMessage(Struct, forbid_unknown_fields=True):

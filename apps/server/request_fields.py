@@ -119,6 +119,10 @@ _OLLAMA_OPTIONS = {
         for name in ("f16_kv", "low_vram", "numa", "use_mlock", "use_mmap")
     },
     **{f"options.{name}": Unused(bool, _NOT_KEPT) for name in ("embedding_only", "logits_all", "vocab_only")},
+    "options.num_gqa": Unused(int, "The shape is the model's."),
+    "options.rope_frequency_base": Unused(float, "The shape is the model's."),
+    "options.rope_frequency_scale": Unused(float, "The shape is the model's."),
+    "options.reasoning_effort": Unused(str, "As in ollama, only `think` counts."),
     "options.num_ctx": Unused(int, "The context is the model's."),
     "options.num_keep": Unused(int, "Nothing is removed from the conversation."),
     "options.mirostat": Unused(Literal[0], "0 is off."),

@@ -126,6 +126,19 @@ def test_a_call_as_langchain_for_javascript_sends_it_back(roomy):
     assert named.json["message"] == answer.json["message"]
 
 
+def test_a_conversation_as_open_webui_sends_it(roomy):
+    """With the number of the call beside its function, and an effort among the options."""
+    call = {"index": 0, "id": "c1", "function": {"name": "weather", "arguments": {"days": 3}}}
+    messages = [*HI, {"role": "assistant", "tool_calls": [call], "content": ""}]
+    messages.append({"role": "tool", "content": "rain", "tool_call_id": "c1"})
+    options = {"num_ctx": 2048, "mirostat": 0, "reasoning_effort": "low", **GREEDY}
+    body = {"model": roomy.model, "messages": messages, "stream": True, "tools": [WEATHER]}
+    answer = roomy.ask("POST", "/api/chat", {**body, "options": options})
+    assert answer.status == 200, answer.body
+    ignored = answer.headers["x-ruvmlx-ignored"].split(", ")
+    assert {"options.reasoning_effort", "options.num_ctx"} <= {*ignored}
+
+
 def test_a_result_in_several_messages(roomy):
     """Strands sends a message for each part of a result. A result for another function has no call."""
     function = {"name": "weather", "arguments": {"days": 3}}
