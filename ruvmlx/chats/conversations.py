@@ -235,13 +235,24 @@ class Conversations:
         yield from self._write(request, session_id)
 
     def add_results(self, session_id: str, results: Sequence[ToolResult]) -> list[Turn]:
-        """Save the results of the tool calls of the last reply. Return the saved turns. A result that would
-        take too much of the context is replaced by one line of explanation."""
-        begun = len(self.turns(session_id))
+        """Save the results of the tool calls of a reply after this reply, also if another process has moved
+        the end of the branch since. Return the saved turns. A result that would take too much of the context
+        is replaced by one line of explanation."""
+        after, saved = self._message_of_call(session_id, results[0].call.id), list[int]()
         for result in results:
             text = tool_turns.readable_result(result.text, self._model.context, self.count_tokens)
-            self._store.messages.add_result(session_id, text, tool_turns.calls_to_json([result.call]))
-        return self.turns(session_id)[begun:]
+            calls = tool_turns.calls_to_json([result.call])
+            after = self._store.messages.add_result(session_id, text, calls, after)
+            saved.append(after)
+        return [turn for turn in self.turns(session_id) if turn.id in saved]
+
+    def _message_of_call(self, session_id: str, call_id: str) -> int:
+        """Return the id of the newest reply's message that has this tool call."""
+        for row in reversed(self._store.messages.all(session_id)):
+            calls = tool_turns.calls_of_json(row.calls) if row.role == "assistant" else ()
+            if call_id in [call.id for call in calls]:
+                return row.id
+        raise NotFound("the reply with this tool call was deleted meanwhile; ask again.")
 
     def answer_results(self, session_id: str, **wishes: Unpack[ReplyWishes]) -> Iterator[Chunk]:
         """Write the next reply, after the results of tools. The adapter does not learn from a rating of this

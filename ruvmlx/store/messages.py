@@ -174,10 +174,10 @@ class Messages:
             self._db.execute("UPDATE sessions SET title = ? WHERE id = ? AND title = ''", title, session_id)
         return message
 
-    def add_result(self, session_id: str, content: str, calls: str) -> int:
-        """Add the result of a tool call after the last message. Returns the id of the new message."""
+    def add_result(self, session_id: str, content: str, calls: str, after: int) -> int:
+        """Add the result of a tool call after the message `after`. Returns the id of the new message."""
         with self._db.transaction():
-            return self.append(session_id, "tool", content, None, time.time(), calls=calls)
+            return self.append(session_id, "tool", content, None, time.time(), after, calls)
 
     def append(
         self,

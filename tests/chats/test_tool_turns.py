@@ -2,6 +2,8 @@
 
 import json
 import threading
+from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
@@ -67,6 +69,21 @@ def test_the_result_goes_back_and_the_answer_continues(required_call):
     assert [t.role for t in turns] == ["user", "assistant", "tool", "assistant"]
     assert turns[-1].reply_id == answer.request_id
     assert runtime.store.replies.get(answer.request_id).prompt == "The weather?"
+
+
+def test_a_result_follows_its_call_although_another_process_wrote(required_call):
+    """The user takes minutes to allow a call. A second window sends a message meanwhile."""
+    runtime, chat, response, _ = required_call
+    with closing(Store(runtime.store.path)) as other:
+        other.messages.add_user(chat, "From another window.")
+    results = [ToolResult(response.calls[0], text) for text in ("24 degrees", "sunny")]
+    saved = runtime.chats.add_results(chat, results)
+    turns = runtime.chats.turns(chat)
+    assert [turn.content for turn in saved] == ["24 degrees", "sunny"] and saved == turns[-2:]
+    assert [turn.role for turn in turns] == ["user", "assistant", "tool", "tool"]
+    other_call = replace(response.calls[0], id="none")
+    with pytest.raises(NotFound, match="deleted meanwhile"):
+        runtime.chats.add_results(chat, [ToolResult(other_call, "24 degrees")])
 
 
 def test_the_draft_of_an_answer_to_a_result_teaches_nothing(required_call, monkeypatch):
