@@ -85,7 +85,7 @@ class Transcript(VerticalScroll, can_focus=False):
         await self.query_children(Welcome).remove()
         await self.mount_all(widgets)
         self.anchor()
-        self._notice = widgets[0] if isinstance(widgets[0], Notice) else None
+        self._notice = next((widget for widget in widgets[:1] if isinstance(widget, Notice)), None)
         self.refresh(layout=self._notice is not None)
 
     def _show_beginning(self, arranged: DockArrangeResult, height: int) -> None:
