@@ -10,7 +10,7 @@ from ruvmlx.engine.agent_headers import without_agent_headers
 from ruvmlx.models.config.model import Message
 from ruvmlx.models.text.thinking import join_thought
 
-from .bodies import ReplyBody, Text
+from .bodies import Off, ReplyBody, Text, refuse_true
 from .chat_requests import schema_form
 from .errors import ApiError
 from .prompts import ReplyForm, ToolUse, function_tool
@@ -36,6 +36,36 @@ class TextBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"
     citations: None = None
 
 
+class PlainSource(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    """The text of a document."""
+
+    data: str
+    media_type: Literal["text/plain"]
+
+
+class BlocksSource(Struct, forbid_unknown_fields=True, tag_field="type", tag="content"):
+    """The text of a document, in blocks."""
+
+    content: str | list[TextBlock]
+
+
+class NoCitations(Struct, forbid_unknown_fields=True):
+    """Whether the reply must cite a document."""
+
+    enabled: Off
+
+
+class DocumentBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="document"):
+    """A document of plain text. The model reads its title, its context and its text as a piece of text of the
+    message."""
+
+    source: PlainSource | BlocksSource
+    title: str | None = None
+    context: str | None = None
+    citations: NoCitations | None = None
+    cache_control: CacheMark | None = None
+
+
 class ThoughtBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="thinking"):
     """The thought of the model (its reasoning before the answer) in an earlier reply. The chat template
     decides whether the model reads this thought again."""
@@ -58,7 +88,7 @@ class ResultBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="too
     result."""
 
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: str | list[TextBlock | DocumentBlock] | None = None
     is_error: bool | None = None
     cache_control: CacheMark | None = None
 
@@ -102,7 +132,7 @@ class CallsNone(Struct, forbid_unknown_fields=True, tag_field="type", tag="none"
 class AskedTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="user"):
     """A turn of the conversation with a message of the user, the results of tool calls, or both."""
 
-    content: str | Annotated[list[TextBlock | ResultBlock], Meta(min_length=1)]
+    content: str | Annotated[list[TextBlock | DocumentBlock | ResultBlock], Meta(min_length=1)]
 
 
 class InstructedTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="system"):
@@ -224,6 +254,7 @@ def _instructions(system: str | Sequence[TextBlock]) -> str:
 def _add_asked(turns: list[Message], blocks: Sequence[Any], where: str, names: Mapping[str, str]) -> None:
     """Append the content of a user's message to the turns. Each tool result becomes a separate turn. The text
     blocks of the message together become the last turn."""
+    _refuse_citations(blocks, f"{where}.content")
     for i, block in enumerate(blocks):
         if isinstance(block, ResultBlock):
             if block.tool_use_id not in names:
@@ -231,7 +262,7 @@ def _add_asked(turns: list[Message], blocks: Sequence[Any], where: str, names: M
                 message = f"{field}: no message before this one has a call with this id."
                 raise ApiError(400, message, field, "invalid_combination")
             turns.append(_result(block, names[block.tool_use_id]))
-    texts = [block for block in blocks if isinstance(block, TextBlock)]
+    texts = [block for block in blocks if isinstance(block, TextBlock | DocumentBlock)]
     if texts:
         turns.append(Message("user", _text(texts, None)))
 
@@ -275,10 +306,28 @@ def form_of(body: CountBody) -> ReplyForm | None:
     return schema_form(named, "output_config.format.schema")
 
 
-def _text(blocks: Sequence[TextBlock | ThoughtBlock | CallBlock], tag: str | None) -> str:
-    answer = "\n\n".join(block.text for block in blocks if isinstance(block, TextBlock))
+def _text(blocks: Sequence[TextBlock | DocumentBlock | ThoughtBlock | CallBlock], tag: str | None) -> str:
+    answer = "\n\n".join(_words(block) for block in blocks if isinstance(block, TextBlock | DocumentBlock))
     thought = "\n\n".join(block.thinking for block in blocks if isinstance(block, ThoughtBlock))
     return join_thought(thought, answer, tag) if thought and tag else answer
+
+
+def _words(block: TextBlock | DocumentBlock) -> str:
+    if isinstance(block, TextBlock):
+        return block.text
+    source = block.source
+    text = source.data if isinstance(source, PlainSource) else source.content
+    whole = text if isinstance(text, str) else _text(text, None)
+    return "\n\n".join(filter(None, (block.title, block.context, whole)))
+
+
+def _refuse_citations(blocks: Sequence[Any], where: str) -> None:
+    """Raise ApiError if the reply must cite a document."""
+    for i, block in enumerate(blocks):
+        if isinstance(block, DocumentBlock) and block.citations is not None:
+            refuse_true(block.citations.enabled, f"{where}[{i}].citations.enabled")
+        elif isinstance(block, ResultBlock) and isinstance(block.content, list):
+            _refuse_citations(block.content, f"{where}[{i}].content")
 
 
 def wants_thought(body: CountBody, tag: str | None, ignored: list[str]) -> bool | None:

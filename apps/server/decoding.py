@@ -24,7 +24,7 @@ _HINTS = {
     "tool_choice.type": "it is none, auto, required, or one function; give only the allowed tools",
     "truncation": "a prompt that is too long is an error, so leave the field out",
 }
-_PART_TYPE = re.compile(r".*content\[\d+\](\.content\[\d+\])?\.type")
+_PART_TYPE = re.compile(r".*content\[\d+\](\.content\[\d+\])?(\.source)?\.type")
 _IMAGES = re.compile(r"(messages\[\d+\]\.)?images")
 _TOOL_TYPE = re.compile(r"tools\[\d+\](\.tools\[\d+\])?\.type")
 # half of a character beyond U+FFFF: one escape of a pair without the other

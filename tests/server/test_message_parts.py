@@ -35,6 +35,35 @@ def test_a_thought_of_an_earlier_reply():
     assert conversation(asked, None)[1] == Message("assistant", "Four.\n\nReally.")
 
 
+def test_a_document_of_plain_text():
+    """In a message, and in the result of a call: the model reads it with its title and its context."""
+    plain = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "noon"}}
+    text = {"type": "text", "text": "When?"}
+    blocks = {"type": "document", "source": {"type": "content", "content": [text]}}
+    named = {**plain, "title": "Time", "context": "Rome", "citations": {"enabled": False}}
+    hi = {"role": "user", "content": [named, text, {**blocks, "cache_control": {"type": "ephemeral"}}]}
+    [told] = conversation(body(messages=[hi]), None)
+    assert told == Message("user", "Time\n\nRome\n\nnoon\n\nWhen?\n\nWhen?")
+    call = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [plain, blocks]}
+    turns = conversation(body(messages=[hi, call, {"role": "user", "content": [result]}]), None)
+    assert turns[-1].content == "noon\n\nWhen?"
+    cited = {**plain, "citations": {"enabled": True}}
+    for content, place in (([cited], "[0]"), ([{**result, "content": [plain, cited]}], "[0].content[1]")):
+        with pytest.raises(ApiError) as refused:
+            conversation(body(messages=[hi, call, {"role": "user", "content": content}]), None)
+        assert refused.value.param == f"messages[2].content{place}.citations.enabled"
+
+
+def test_a_document_that_is_no_text(shared):
+    source = {"type": "base64", "media_type": "application/pdf", "data": "AAAA"}
+    told = [{"role": "user", "content": [{"type": "document", "source": source}]}]
+    asked = {"model": shared.model, "max_tokens": 2, "messages": told}
+    error = shared.ask("POST", "/v1/messages", asked).json["error"]
+    assert error["param"] == "messages[0].content[0].source.type"
+    assert "the server reads text alone" in error["message"]
+
+
 @pytest.mark.parametrize("tag", ["<think>", "[THINK]"])
 def test_joined_is_what_split_takes_apart(tag):
     assert split(join_thought("a\nb", "c </think> d", tag)).answer == "c </think> d"
