@@ -18,6 +18,7 @@ import numpy as np
 from ..kernels.rating import KLContexts
 from ..lora import MicroLoRA
 from ..lora.micro_lora import ALPHA
+from ..pausing import Pause
 from . import reference_text
 from .coordinates import Coordinates, pack_columns
 
@@ -190,8 +191,11 @@ class KLProbe:
         """The values log(p_base / p_frozen) [m, V] in the `few` contexts; None without a base LoRA."""
         return None if self.frozen is None else self.log_probabilities - self.frozen
 
-    def prepare(self) -> None:
-        """Compute the values that ratings read from a cache, so that the first rating need not wait."""
+    def prepare(self, pause: Pause | None = None) -> None:
+        """Compute the values that ratings read from a cache, so that the first rating need not wait. pause: a
+        function that can raise an exception to stop."""
+        if "packed_probs" not in vars(self):
+            self.packed_probs = self._packing(pause or (lambda: None))
         self._own, self.answered_contexts, self.coordinates.solver  # noqa: B018 - kept once computed
 
     @cached_property

@@ -137,11 +137,11 @@ class Learner:
         """
         if watch is not None:
             self.active.measure(pause, watch)
-        self.traces.settle()
+        self.traces.settle(pause)
         if self.active.knows_model:
             self.rating_index.settle(pause)
         if self.active.is_measured and self._pushes_taste(self.micro):
-            self.taste_push.prepare(self.version, self.micro, self.probe)
+            self.taste_push.prepare(self.version, self.micro, self.probe, pause)
         if self.active.is_measured:
             self.traces.settle_by_model(pause)
 

@@ -68,11 +68,16 @@ class ReplyTraces:
             for reply_id in self.held:
                 self._store_trace(reply_id)
 
-    def settle(self) -> None:
-        """Compute the statistics of the newest replies that a rating needs, as far as the KL probes are
-        known. Store the traces, so that another process need not compute them again."""
+    def settle(self, pause: Pause | None = None) -> None:
+        """Store the traces of the newest replies, so that another process need not compute them again. Then
+        compute the statistics of these replies that a rating needs, as far as the KL probes are known. pause:
+        a function that can raise an exception to stop this computation."""
         for reply_id in self.held:
-            self._settle(reply_id)
+            self._complete(reply_id)
+        for reply_id in self.held:
+            if pause is not None:
+                pause()
+            self._add_stats(reply_id, pause)
 
     def settle_by_model(self, pause: Pause | None = None) -> None:
         """Compute the `ReplyLogits` and the layer gradients of the newest replies. The model reads no text
@@ -114,15 +119,17 @@ class ReplyTraces:
             elif self._active.history.base_of(trace.version) == state.base:
                 self._read_layers(self._store.replies.get(reply_id), trace, state, pause)
 
-    def _settle(self, reply_id: str) -> None:
-        if not self._active.knows_model:
-            return
-        trace, state = self._trace_with_directions(reply_id), self._active.state
+    def _complete(self, reply_id: str) -> None:
+        if self._active.knows_model:
+            self._trace_with_directions(reply_id)
+            self._store_trace(reply_id)
+
+    def _add_stats(self, reply_id: str, pause: Pause | None = None) -> None:
+        trace, state = self.held[reply_id], self._active.state
         fits = trace.version == state.version and trace.adapter.rank == state.micro.rank
         if trace.stats is None and fits and self._active.is_measured:
-            self._active.probe.prepare()
+            self._active.probe.prepare(pause)
             trace.stats = instant.prepare_stats(trace, self._active.probe)
-        self._store_trace(reply_id)
 
     def _store_trace(self, reply_id: str) -> None:
         """Store a trace that is in memory, unless the store has it, a blank adapter recorded it, or the
@@ -148,7 +155,8 @@ class ReplyTraces:
     def of(self, reply: ReplyRow, state: LearnerState) -> Trace:
         """Return the reply's trace under the weights of `state`."""
         if reply.id in self.held:
-            self._settle(reply.id)
+            self._complete(reply.id)
+            self._add_stats(reply.id)
         trace = self.held.get(reply.id) or self._read(reply, state) or self._ahead.get(reply.id)
         if trace is None or self._active.history.base_of(max(0, trace.version)) != state.base:
             trace = self.replay(reply, state)  # the old trace's hidden states come from another base LoRA

@@ -15,13 +15,14 @@ these measures, the weights come from gradients: of rated replies (instant.py) a
 (measure_directions.py).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from ..lora.micro_lora import ALPHA, MicroLoRA
 from ..models.config.model import Tokenizer
+from ..pausing import Pause
 from .instant import block_of, stored_evidence
 from .kl_probe import KLProbe
 from .measure_directions import StoredDirections
@@ -89,12 +90,26 @@ class TokenEffects:
     shorter: np.ndarray
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, tokens: np.ndarray) -> "TokenEffects":
+    def of(
+        cls,
+        tokenizer: Tokenizer,
+        tokens: np.ndarray,
+        rows: list[np.ndarray] | None = None,
+        pause: Pause | None = None,
+    ) -> "TokenEffects":
         """Measure a text with each of the tokens inserted, and return the effects. The measurement takes 0.3
-        s for 2,048 tokens."""
+        s for 2,048 tokens.
+
+        rows: the rows of the first tokens, which an earlier call has measured; this call adds the other rows
+        pause: a function that is called before each token and can raise an exception to stop
+        """
+        rows = [] if rows is None else rows
         without = measure_text(_BEFORE + _AFTER, False)
         texts = [tokenizer.token_bytes(int(token)).decode("utf-8", "replace") for token in tokens]
-        rows = [measure_text(_BEFORE + text + _AFTER, False) - without for text in texts]
+        for text in texts[len(rows) :]:
+            if pause is not None:
+                pause()
+            rows.append(measure_text(_BEFORE + text + _AFTER, False) - without)
         half = measure_text(_BEFORE, False)
         return cls(
             np.where(_BY_WORD, np.stack(rows), 0),
@@ -152,12 +167,16 @@ class TastePush:
         # versions.
         self._versions: list[int] = []
 
-    def prepare(self, version: int, adapter: MicroLoRA, probe: KLProbe) -> None:
+    def prepare(self, version: int, adapter: MicroLoRA, probe: KLProbe, pause: Pause | None = None) -> None:
         """Compute the push for an adapter version, unless it was computed for this version before. The
         computation takes milliseconds. The first computation with a tokenizer takes 0.3 s, because it
-        measures the effects of all movable tokens."""
+        measures the effects of all movable tokens. pause: a function that can raise an exception to stop this
+        measurement; the next call continues it."""
         if version not in self._versions[:1]:
-            self._push, self._versions = self.compute(adapter, probe), [version]
+            taste = self._taste.model
+            if taste.ratings >= min(FIRST, FIRST_END):
+                token_effects(self._tokenizer, probe.tokens, pause)
+            self._push, self._versions = self.compute(adapter, probe, taste), [version]
 
     def of(
         self, version: int, adapter: MicroLoRA, probe: KLProbe, taste: TasteModel | None = None
@@ -267,14 +286,28 @@ def _block_kl(block: np.ndarray, probe: KLProbe) -> float:
     return float(probe.answered_contexts[1].distance(block, ALPHA / len(block))[0])
 
 
-_known: "WeakKeyDictionary[Tokenizer, tuple[bytes, TokenEffects]]" = WeakKeyDictionary()
+@dataclass
+class _Measurement:
+    """A measurement of the effects of tokens, which can be stopped and continued. tokens: the ids as bytes.
+    rows: as in `TokenEffects.of`. effects: None until the measurement is complete."""
+
+    tokens: bytes
+    rows: list[np.ndarray] = field(default_factory=list)
+    effects: TokenEffects | None = None
 
 
-def token_effects(tokenizer: Tokenizer, tokens: np.ndarray) -> TokenEffects:
+_known: "WeakKeyDictionary[Tokenizer, _Measurement]" = WeakKeyDictionary()
+
+
+def token_effects(tokenizer: Tokenizer, tokens: np.ndarray, pause: Pause | None = None) -> TokenEffects:
     """Return the effects of the movable tokens [A] (ratings may change their logits). The effects are
-    measured once for each tokenizer, because all adapters of a model have the same movable tokens."""
+    measured once for each tokenizer, because all adapters of a model have the same movable tokens. pause: as
+    in `TokenEffects.of`; the next call continues the measurement."""
     name = tokens.tobytes()
     known = _known.get(tokenizer)
-    if known is None or known[0] != name:
-        known = _known[tokenizer] = name, TokenEffects.of(tokenizer, tokens)
-    return known[1]
+    if known is None or known.tokens != name:
+        known = _known[tokenizer] = _Measurement(name)
+    if known.effects is None:
+        known.effects = TokenEffects.of(tokenizer, tokens, known.rows, pause)
+        known.rows = []
+    return known.effects
