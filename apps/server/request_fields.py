@@ -97,6 +97,7 @@ _BESIDE_TEXT = {
     "refusal": Unused(type(None), _OF_MESSAGE),
     "reasoning_content": Unused(str, _OF_MESSAGE),
     "tool_calls": Unused(list[dict[str, Any]], _OF_MESSAGE),
+    "prompt_cache_breakpoint": _MARKS,
 }
 _Included = Literal[
     "reasoning.encrypted_content",
@@ -169,9 +170,12 @@ UNUSED: dict[type, dict[str, Unused]] = {
         "messages[].parsed": _PARSED,
         "messages[].tool_calls[].index": Unused(int, "Calls have an order."),
         "messages[].tool_calls[].function.parsed_arguments": _PARSED,
-        "messages[].content[].prompt_cache_breakpoint": _MARKS,
-        **{f"messages[].content[].{name}": field for name, field in _BESIDE_TEXT.items()},
-        "prediction.content[].prompt_cache_breakpoint": _MARKS,
+        # the document has one schema for the parts of a message and of a prediction
+        **{
+            f"{parts}[].{name}": field
+            for parts in ("messages[].content", "prediction.content")
+            for name, field in _BESIDE_TEXT.items()
+        },
         "metadata": Unused(dict[str, str], _NOT_KEPT),
         "modalities": Unused(Annotated[list[Literal["text"]], Meta(min_length=1)], "Answers are text."),
         "store": Unused(bool, _NOT_KEPT),
