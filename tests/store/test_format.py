@@ -3,7 +3,7 @@
 store_v3.db.gz was written by `fill` before the store was split into parts, store_v6.db.gz before there were
 preferences, store_v7.db.gz to store_v10.db.gz by `fill` and `prefer`, store_v11.db.gz by `respond`, too, and
 store_v12.db.gz has a pinned chat, store_v13.db.gz one with a summary in a folder, store_v14.db.gz to
-store_v19.db.gz an adapter with 68 versions. The .json files are what was read from them then. A change of the
+store_v20.db.gz an adapter with 68 versions. The .json files are what was read from them then. A change of the
 schema adds new files; these stay as they are.
 """
 
@@ -337,7 +337,7 @@ PARTS = {
 }  # what files of later formats have besides
 
 
-@pytest.mark.parametrize("version", [3, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 19])
+@pytest.mark.parametrize("version", [3, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 19, 20])
 def test_a_file_written_before_opens_with_everything_in_it(tmp_path, clock, version):
     store, then = written_by(version, tmp_path), known_results(version)
     assert disagreement(store) == ""
