@@ -3,8 +3,8 @@
 
     .ci/readme_install.py here WAY          on this machine: what the hosted workflows do
     .ci/readme_install.py debian FOLDER     in a new Debian 12 below FOLDER (needs root and debootstrap)
-    .ci/readme_install.py new-python FOLDER     there, in Debian's unstable version, which has a newer Python
-    .ci/readme_install.py old-python FOLDER --python39 PREFIX     there; the only Python is the 3.9 of PREFIX
+    .ci/readme_install.py new-python FOLDER     the same in Debian's unstable version; its Python is newer
+    .ci/readme_install.py old-python FOLDER --python39 PREFIX     in a Debian 12 with only PREFIX's Python 3.9
 
 WAY is the first word of the line that installs uv: brew, pipx or python3. The tests run with `-m unit`, or
 all of them with --all-tests. Each run has an empty home folder, so uv downloads about 500 MB.
@@ -78,7 +78,7 @@ def here(way: str, text: str) -> None:
 
 
 def make_debian(root: Path, version: str) -> None:
-    """A Debian with a compiler and no Python, once for each FOLDER and version."""
+    """Install a Debian with a compiler and without Python in a folder, unless the folder has a Debian."""
     if not (root / "bin/bash").exists():
         run("debootstrap", "--variant=minbase", f"--include={COMPILER}", version, root)
         shutil.copy("/etc/resolv.conf", root / "etc/resolv.conf")

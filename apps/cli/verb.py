@@ -79,7 +79,7 @@ class Verb(click.Command):
                 raise click.NoSuchOption("--json", message, ctx=ctx) from None
             raise
         except click.UsageError as error:
-            error.ctx = error.ctx or ctx  # for the end of the error, which says where the help is
+            error.ctx = error.ctx or ctx  # with a context, the error ends with a line about the help
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -44,20 +44,20 @@ class PlainSource(Struct, forbid_unknown_fields=True, tag_field="type", tag="tex
 
 
 class BlocksSource(Struct, forbid_unknown_fields=True, tag_field="type", tag="content"):
-    """The text of a document, in blocks."""
+    """The text of a document, as one text or as text blocks."""
 
     content: str | list[TextBlock]
 
 
 class NoCitations(Struct, forbid_unknown_fields=True):
-    """Whether the reply must cite a document."""
+    """The field `citations` of a document. The server supports only `enabled: false`."""
 
     enabled: Off
 
 
 class DocumentBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="document"):
-    """A document of plain text. The model reads its title, its context and its text as a piece of text of the
-    message."""
+    """A document of plain text. The model reads its title, its context and its text as a part of the
+    message's text."""
 
     source: PlainSource | BlocksSource
     title: str | None = None
@@ -322,7 +322,7 @@ def _words(block: TextBlock | DocumentBlock) -> str:
 
 
 def _refuse_citations(blocks: Sequence[Any], where: str) -> None:
-    """Raise ApiError if the reply must cite a document."""
+    """Raise ApiError if the field `citations.enabled` of a document is true."""
     for i, block in enumerate(blocks):
         if isinstance(block, DocumentBlock) and block.citations is not None:
             refuse_true(block.citations.enabled, f"{where}[{i}].citations.enabled")

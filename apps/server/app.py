@@ -81,7 +81,7 @@ def _not_routed(serving: Serving, endpoints: Sequence[Endpoint], routes: Sequenc
 
     async def answer(request: Any, error: HTTPException) -> Any:
         headers, code, known = {}, "unknown_path", {e.path for e in endpoints}
-        # the log has no other part of an unknown path, because a client can send any words as a path
+        # The log gets an unknown path only if it is a known path without /v1: a client can send any words.
         path = request.url.path if f"/v1{request.url.path}" in known else ""
         meant = _meant_path(request.url.path, known)
         message = f"there is no such path; {meant or 'GET /openapi.json lists all'}."
@@ -99,8 +99,9 @@ def _not_routed(serving: Serving, endpoints: Sequence[Endpoint], routes: Sequenc
 
 
 def _meant_path(path: str, known: Container[str]) -> str:
-    """Return the words for the path that the client probably means, or "". Clients add their paths to a base
-    URL, and often the base URL has the part /v1 or a slash too many, or lacks /v1."""
+    """Return the part of an error that names the path that the client probably means. Return "" if no path
+    is probable. A client adds its path to a base URL. Often the base URL has the part /v1 or a slash too
+    many, or lacks /v1."""
     steps = [step for step in path.split("/") if step]
     for start in range(len(steps)):
         end = "".join(f"/{step}" for step in steps[start:])

@@ -98,7 +98,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 
 class ReplyBody(Struct, forbid_unknown_fields=True, kw_only=True):
     """The fields that the bodies of chat completions and text completions share. repeat_penalty: llama.cpp's
-    and ollama's name of repetition_penalty. repeat_last_n: the number of last reply tokens to which
+    and ollama's name for repetition_penalty. repeat_last_n: the number of last reply tokens to which
     repeat_penalty applies; 0: no tokens, -1: all tokens, null: 64 tokens."""
 
     model: Annotated[str, Meta(description="NAME or NAME@ADAPTER, as GET /v1/models lists them.")]
@@ -271,8 +271,9 @@ def refuse_true(value: bool | None, field: str) -> None:
 
 def repetition_of(body: ReplyBody) -> tuple[float | None, int | None]:
     """Return the factor for the reply's own tokens, and the number of last tokens to which the factor
-    applies; 0 means all tokens. Return None for a value that the body does not set, so that the server's
-    settings decide. Raise ApiError if the body has both names of the factor."""
+    applies; 0 means all tokens. Return None for a value that the body does not set; the settings or the
+    model's recommended values then decide. Raise ApiError if the body has repeat_penalty together with
+    repetition_penalty or repetition_window."""
     if body.repeat_penalty is None:
         return body.repetition_penalty, body.repetition_window
     for name in ("repetition_penalty", "repetition_window"):

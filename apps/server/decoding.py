@@ -94,9 +94,10 @@ def _decoded_in_steps(data: bytes, kind: type[B]) -> Decoded[B]:
 
 
 def _error_of_types(value: Any, kind: type) -> str:
-    """Return the error of the library for a body that does not fit its struct, with the field `type` first in
-    each object. The library reads the fields of an object in their order. So without this order, it names an
-    unknown field of an image, and not its type."""
+    """Return the library's error for a body that does not fit its struct. Return "" if the body fits. The
+    library reads the fields of an object in their order, and names the first wrong field. So the function
+    first moves the field `type` to the beginning of each object. Without this step, the error for an image
+    could name an unknown field of the image in place of the type."""
     left = [value]
     while left:
         here = left.pop()

@@ -32,7 +32,7 @@ class Gate:
         endpoints: Sequence[Endpoint],
         sockets: Sequence[str],
     ):
-        """sockets: the paths of the WebSockets."""
+        """sockets: the paths at which the server has a WebSocket."""
         self._app, self._serving, self._access, self._sockets = app, serving, access, sockets
         # The router finds the endpoint of a request with the same expressions in the same order. With other
         # expressions, a request could reach an endpoint without the checks of this endpoint.

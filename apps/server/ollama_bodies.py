@@ -49,8 +49,8 @@ class OllamaCalled(Struct, forbid_unknown_fields=True):
 
 
 class OllamaCall(Struct, forbid_unknown_fields=True):
-    """A tool call of the model in an earlier reply. The server ignores the fields `type` and `index`, which
-    LangChain and Open WebUI send."""
+    """A tool call of the model in an earlier reply. LangChain and Open WebUI send the fields `type` and
+    `index`. The server ignores these fields."""
 
     function: OllamaCalled
     id: str | None = None
@@ -117,8 +117,8 @@ class OllamaReplyBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class OllamaChatBody(OllamaReplyBody, forbid_unknown_fields=True, kw_only=True):
-    """The body of POST /api/chat. tool_choice: whether the model must call a tool, as in /v1/responses.
-    ollama's own server does not have this field."""
+    """The body of POST /api/chat. tool_choice: whether the model must call a tool, and which tool, as in
+    /v1/responses. ollama's own server does not have this field."""
 
     messages: list[OllamaMessage] | None = None
     tools: Annotated[list[OllamaTool], Meta(max_length=MOST_TOOLS)] | None = None
@@ -210,7 +210,7 @@ def thought_of(body: OllamaReplyBody, tag: str | None) -> bool | None:
 
 
 def tools_of(body: OllamaChatBody) -> ToolUse:
-    """Return the tools of the request, and whether the model must call one of them."""
+    """Return the tools of the request, and whether the model must call a tool, and which tool."""
     functions = [tool.function for tool in body.tools or ()]
     tools = [function_tool(f.name, f.description, f.parameters, None) for f in functions]
     if isinstance(body.tool_choice, ChosenFunction):
@@ -220,10 +220,10 @@ def tools_of(body: OllamaChatBody) -> ToolUse:
 
 def conversation(messages: Sequence[OllamaMessage], tag: str | None) -> list[Message]:
     """Return the conversation as a list of `Message`, which is the form that the engine reads. A tool call
-    needs no id in ollama's form. A result without an id and a function name belongs to the first call that
-    has no result yet; if all calls have one, it is one more part of the result before it. Raise ApiError if
-    there is no call for a result. tag: the tag that begins a thought, or None if the model does not think
-    before its answer."""
+    needs no id in ollama's form. A result can have neither an id nor a function name. Such a result belongs
+    to the first call without a result. If each call has a result, the new result belongs to the call of the
+    last result, as one more part. Raise ApiError if no call fits a result. tag: the tag that begins a
+    thought, or None if the model does not think before its answer."""
     found: list[Message] = []
     open_calls = _OpenCalls([])
     for at, message in enumerate(messages):
@@ -260,9 +260,9 @@ class _OpenCalls:
                 self._places.setdefault(known, deque()).append(place)
 
     def take(self, call_id: str, name: str) -> tuple[str, str] | None:
-        """Remove the first call that has this id and this name, and return the call. If there is no such
-        call, return the call that the method returned before, if that call has this id and this name; else
-        return None. An empty id or name fits every call."""
+        """Remove the first call with this id and this name, and return the call. If no call is left that
+        fits, return the call of the last result again if that call fits, else None. An empty id or name fits
+        every call."""
         places = self._places.get((call_id, name), deque())
         while places:
             if (call := self._calls.pop(places.popleft(), None)) is not None:
@@ -274,8 +274,9 @@ class _OpenCalls:
 
 def _answered_call(message: OllamaMessage, open_calls: _OpenCalls, where: str) -> tuple[str, str]:
     """Return the id and the function name of the tool call to which a result belongs. Take the first call
-    that has no result yet and that has the id and the name in the message, as far as the message has them. If
-    there is no such call, take the call of the result before."""
+    without a result that has the id and the name of the message. A message without an id, or without a name,
+    fits every id or every name. If no such call is left, take the call of the last result, if it fits. Raise
+    ApiError if no call fits."""
     call = open_calls.take(message.tool_call_id or "", message.tool_name or "")
     if call is not None:
         return call

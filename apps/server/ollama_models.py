@@ -95,7 +95,7 @@ class OllamaVector(Struct):
 
 class OllamaVersion(Struct):
     """The version of ollama whose requests this server answers. Clients compare this version with the oldest
-    one that they know."""
+    version that they accept."""
 
     version: str
 

@@ -49,8 +49,8 @@ class InputItem(Struct, forbid_unknown_fields=True):
     """An item of the conversation. An item has one of five types: a message (role, content), the thought of
     an earlier reply (content), an earlier tool call (call_id, name, namespace, arguments), the result of a
     tool call (call_id, output), or the name of an output item of a stored response (id). The chat template
-    decides whether the model reads a thought again. In the other types, the fields `id`, `status` and `phase`
-    do not change the reply."""
+    decides whether the model reads a thought again. Only the name of a stored item uses the field `id`. In
+    the other four types, the fields `id`, `status` and `phase` do not change the reply."""
 
     type: ItemType | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None

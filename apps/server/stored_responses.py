@@ -79,10 +79,11 @@ class _StoredOutput(Struct):
 
 
 async def keep_response(call: Call, body: ResponsesBody, answer: answers.ResponseAnswer) -> None:
-    """Store the input of the request and the response to it, unless the request has `store: false`. Then
-    store only which response it continues and which responses its input names, because a deletion of these
-    responses also deletes this prompt. If the response cannot be stored, the client gets its answer even so,
-    with `store: false`, and the log gets the reason."""
+    """Store the input of the request and the response to it, unless the request has `store: false`. With
+    `store: false`, store only the ids of the response that the request continues and of the responses that
+    its input names: if one of these responses is deleted, the store must also delete this prompt. If the
+    response cannot be stored, the client still gets the answer, with `store: false`, and the log gets the
+    reason."""
     items = items_of(body)
     named = tuple(_named_responses(items))
     if not answer.store and body.previous_response_id is None and not named:
@@ -127,15 +128,16 @@ def _output(row: ResponseRow) -> list[msgspec.Raw]:
 
 
 def _named_responses(items: Iterable[InputItem]) -> dict[str, None]:
-    """Return the ids of the responses whose output items the items name, each id once."""
+    """Return the ids of the responses that have the named output items, each id once."""
     ids = [_ITEM_ID.fullmatch(item.id or "") for item in items if item.kind == "item_reference"]
     return dict.fromkeys(found["response"] for found in ids if found)
 
 
 async def named_items(call: Call, items: Sequence[InputItem], place: Callable[[int], str]) -> list[InputItem]:
-    """Return the items, with the stored output item in place of each name of one. place: a function that
-    returns the request's field of item number i, for error messages. Raise ApiError, 404, if the store does
-    not have an item with this name, and 400 if the items are too large together."""
+    """Return the items, with the stored output item in place of each item that only names a stored item.
+    place: a function that returns the field of the request with item number i, for error messages. Raise
+    ApiError, 404, if the store does not have a named item. Raise ApiError, 400, if the named items are too
+    large together or belong to more than MOST_NAMED responses."""
     ids = list(_named_responses(items))
     if len(ids) > MOST_NAMED:
         raise ApiError(400, f"input: it names items of more than {MOST_NAMED} responses.", "input")

@@ -65,9 +65,9 @@ class AnyObject(Struct, forbid_unknown_fields=True, tag_field="type", tag="json_
 
 
 class ObjectFormat(AnyObject, forbid_unknown_fields=True, tag_field="type", tag="json_object"):
-    """With this format, a reply without tool calls must be a JSON object. schema: llama.cpp's place of a
-    schema that the object must fit; a keyword that the server does not support does not restrict the
-    reply."""
+    """With this format, a reply without tool calls must be a JSON object. schema: the object must fit
+    this schema. Clients of llama.cpp send a schema in this field. A keyword that the server does not support
+    does not restrict the reply."""
 
     schema: JsonSchema | None = None
 

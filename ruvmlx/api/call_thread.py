@@ -4,7 +4,7 @@ The thread is a daemon, so Python does not wait for this thread at the end of a 
 main thread, another thread of the program can still run, and this module accepts the calls of that thread. A
 ThreadPoolExecutor would refuse these calls, and Python would wait for the threads of the executor.
 
-If no call has come for IDLE_AFTER seconds after a call, the thread can do idle work. The next call ends the
+If no call comes in the IDLE_AFTER seconds after a call, the thread can do idle work. The next call ends the
 idle work.
 """
 
@@ -24,7 +24,7 @@ IDLE_AFTER = 0.3  # seconds without a call, after which the idle work starts
 
 
 class CallQueue(SimpleQueue[Call | None]):
-    """The calls that wait for the thread. After the last call, the queue has None.
+    """The calls that wait for the thread. The item None ends the thread.
 
     idle_work: a function that the thread calls with the event `cancel`; None: the thread does no idle work.
     """
@@ -45,7 +45,7 @@ class CallQueue(SimpleQueue[Call | None]):
                 return self.get(timeout=IDLE_AFTER)
             except Empty:
                 self._cancel.clear()
-                if self.empty():  # else `add` can have set `_cancel` before `clear`
+                if self.empty():  # `clear` can have undone the `set` of a call that came after `get`
                     self.idle_work(self._cancel)
         return self.get()
 
@@ -61,9 +61,9 @@ class CallThread:
         weakref.finalize(self, self._calls.add, None).atexit = False
 
     def set_idle_work(self, work: IdleWork) -> None:
-        """Let the thread call work(cancel) after each call that no other call follows soon. The next call, or
-        the end of the thread, sets the event `cancel`; the work must then end at once. The work must handle
-        its errors, and must not keep this object."""
+        """Let the thread call work(cancel) if no call comes in the IDLE_AFTER seconds after a call. The next
+        call, and the method `end`, set the event `cancel`; the work must then end at once. The work must
+        handle its errors, and must not keep this CallThread."""
         self._calls.idle_work = work
 
     def submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:

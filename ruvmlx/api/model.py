@@ -324,7 +324,7 @@ def _open_runtime(settings: Settings) -> "Runtime":
 
 
 def _settle(runtime: "Runtime", cancel: threading.Event) -> None:
-    """Prepare the newest replies for their ratings. An error has no effect here: a rating raises it again."""
+    """Prepare the newest replies for their ratings. Ignore errors: a rating does this work itself."""
     with contextlib.suppress(Exception):
         runtime.learning.settle(cancel, QUIET)
 

@@ -34,8 +34,8 @@ MAX_TIMESTAMP = 253_402_300_800.0  # as many seconds before 1970 as there are to
 
 
 def as_json(store: Store, session_id: str) -> dict[str, Any]:
-    """Return a chat with all its branches, in the format that this module describes. All parts are those of
-    one moment."""
+    """Return a chat with all its branches, in the format that this module describes. All parts show the
+    store at one moment."""
     with store.snapshot():
         session, path = store.chats.get(session_id), store.messages.branch(session_id)
         messages = store.messages.all(session_id)

@@ -235,9 +235,9 @@ class Conversations:
         yield from self._write(request, session_id)
 
     def add_results(self, session_id: str, results: Sequence[ToolResult]) -> list[Turn]:
-        """Save the results of the tool calls of a reply after this reply, also if another process has moved
-        the end of the branch since. Return the saved turns. A result that would take too much of the context
-        is replaced by one line of explanation."""
+        """Save the results of the tool calls of a reply directly after this reply, also if another process
+        has added messages after the reply. Return the saved turns. A result that would take too much of the
+        context is replaced by one line of explanation."""
         after, saved = self._message_of_call(session_id, results[0].call.id), list[int]()
         for result in results:
             text = tool_turns.readable_result(result.text, self._model.context, self.count_tokens)
@@ -247,7 +247,7 @@ class Conversations:
         return [turn for turn in self.turns(session_id) if turn.id in saved]
 
     def _message_of_call(self, session_id: str, call_id: str) -> int:
-        """Return the id of the newest reply's message that has this tool call."""
+        """Return the id of the newest assistant message with this tool call, or raise NotFound."""
         for row in reversed(self._store.messages.all(session_id)):
             calls = tool_turns.calls_of_json(row.calls) if row.role == "assistant" else ()
             if call_id in [call.id for call in calls]:

@@ -157,8 +157,8 @@ class Run:
 
     def _size_alone(self) -> int:
         """Return the number of prompt tokens to read next if no other run waits: first FIRST_PIECE, then
-        about as many as take PIECE_SECONDS, but at least LEAST_PIECE, and at most the rest of the prefill
-        chunk."""
+        about as many as take PIECE_SECONDS, but at least LEAST_PIECE. Limit the number to a prefill chunk,
+        or, after a piece beside other runs, to the rest of the prefill chunk."""
         done, most = self._read, self._prefill_chunk
         pace = done / max(time.perf_counter() - self.started, 1e-6)
         wanted = int(PIECE_SECONDS * pace) // PAGE * PAGE if done else FIRST_PIECE

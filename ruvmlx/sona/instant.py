@@ -320,13 +320,14 @@ def cap_update(whole: UncappedUpdate, probe: KLProbe, limit: float = KL_CAP) -> 
                 break
             gain = min(0.95 * gain * growth, (gain + refused[-1]) / 2 if refused else 1.0)
         elif good is None:
-            # take a larger step after each refusal, because the KL is not exactly a parabola
+            # take a larger step down after each refusal, because the KL is not exactly a parabola
             refused.append(gain)
             gain = gain * 0.97 * growth ** (2 ** (len(refused) - 1))
         elif gain < FAR * good[0]:
             break
         else:
-            # Over a large change of the gain, the KL is not a parabola. So try a gain between the two.
+            # Over a large change of the gain, the KL is not a parabola. So try a gain between the accepted
+            # gain and the refused gain.
             gain = math.sqrt(gain * good[0])
     gain, kl = good or (0.0, _finite(distance(0.0)).kl)
     return Update(whole.at(gain, probe), kl)
@@ -364,7 +365,7 @@ def _growth(found: Distance, gain: float, probe: KLProbe, limit: float) -> float
 
 
 def _first_root(linear: float, bend: float, most: float) -> float:
-    """Return the smallest t > 0 with linear * t + bend * t^2 = most (above 0); infinity if there is none."""
+    """Return the smallest t > 0 with linear * t + bend * t^2 = most, for most > 0; infinity: none."""
     square = linear**2 + 4 * bend * most
     if square > 0 and linear + math.sqrt(square) > 0:
         return 2 * most / (linear + math.sqrt(square))

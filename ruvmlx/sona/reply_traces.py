@@ -69,9 +69,9 @@ class ReplyTraces:
                 self._store_trace(reply_id)
 
     def settle(self, pause: Pause | None = None) -> None:
-        """Store the traces of the newest replies, so that another process need not compute them again. Then
-        compute the statistics of these replies that a rating needs, as far as the KL probes are known. pause:
-        a function that can raise an exception to stop this computation."""
+        """Store the traces of the newest replies, so that another process need not compute them again. If
+        the model is measured, then compute the statistics that a rating of these replies needs. pause: a
+        function that can raise an exception to stop this computation."""
         for reply_id in self.held:
             self._complete(reply_id)
         for reply_id in self.held:

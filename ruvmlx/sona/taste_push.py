@@ -100,7 +100,8 @@ class TokenEffects:
         """Measure a text with each of the tokens inserted, and return the effects. The measurement takes 0.3
         s for 2,048 tokens.
 
-        rows: the rows of the first tokens, which an earlier call has measured; this call adds the other rows
+        rows: the measured rows of the first tokens, from an earlier call that was stopped; this call adds the
+            rows of the other tokens to this list
         pause: a function that is called before each token and can raise an exception to stop
         """
         rows = [] if rows is None else rows
@@ -215,7 +216,8 @@ class TastePush:
         return (logits / probe.reading).astype(np.float32)
 
     def end_kl(self, adapter: MicroLoRA, probe: KLProbe) -> float:
-        """Return the KL of the push on end-of-reply tokens, nats per token."""
+        """Return the KL of the whole change of end-of-reply tokens (the push, and the part from the
+        gradients of rated replies), nats per token. The KL is 0 if no push is needed yet."""
         return self._end_push(self._taste.model, adapter, probe)[1]
 
     def _end_push(self, taste: TasteModel, adapter: MicroLoRA, probe: KLProbe) -> tuple[np.ndarray, float]:
@@ -288,8 +290,9 @@ def _block_kl(block: np.ndarray, probe: KLProbe) -> float:
 
 @dataclass
 class _Measurement:
-    """A measurement of the effects of tokens, which can be stopped and continued. tokens: the ids as bytes.
-    rows: as in `TokenEffects.of`. effects: None until the measurement is complete."""
+    """A measurement of the effects of tokens. A call can stop, and the next call continues the
+    measurement. tokens: the ids as bytes. rows: as in `TokenEffects.of`. effects: None until the measurement
+    is complete."""
 
     tokens: bytes
     rows: list[np.ndarray] = field(default_factory=list)

@@ -71,7 +71,7 @@ class Responses:
         return ResponseRow(**dict(rows[0]) | {"named": tuple(rows[0]["named"].split())})
 
     def those(self, response_ids: Sequence[str], tenant: str) -> list[ResponseRow]:
-        """Return those of these responses that are stored and belong to this tenant."""
+        """Return the stored responses of this tenant with these ids. Leave out all other ids."""
         found = []
         for response_id in response_ids:
             with contextlib.suppress(NotFound):

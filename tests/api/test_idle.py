@@ -49,7 +49,7 @@ def wait_until(is_true):
 
 
 def test_a_pause_prepares_the_first_rating(model):
-    """What the rating would wait for: the measurements of the model."""
+    """Without this preparation, the rating would wait for the measurements of the model."""
     reply = model.reply("hello")
     learner = model._runtime.learner
     wait_until(lambda: learner.active.is_measured and learner.rating_index.is_measured)
@@ -58,7 +58,7 @@ def test_a_pause_prepares_the_first_rating(model):
 
 
 def test_a_call_ends_the_preparation_at_once(model, preparation):
-    """And the next pause begins it again."""
+    """The next pause begins the preparation again."""
     for count in (1, 2):
         assert model.reply("hello").token_ids
         wait_until(partial(preparation.has_begun, count))
@@ -68,7 +68,7 @@ def test_a_call_ends_the_preparation_at_once(model, preparation):
 
 
 def test_calls_in_a_row_are_not_interrupted_by_a_preparation(model, preparation, monkeypatch):
-    monkeypatch.setattr(call_thread, "IDLE_AFTER", 3.0)  # so long that a busy machine makes no pause
+    monkeypatch.setattr(call_thread, "IDLE_AFTER", 3.0)  # a busy machine makes the next call sooner
     model.learned()
     preparation.cancels.clear()  # the first call could come after a pause of the usual length
     for _ in range(20):

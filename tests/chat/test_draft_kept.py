@@ -40,7 +40,7 @@ async def test_one_key_clears_the_input_and_the_history_keeps_the_text(text):
 
 
 async def test_a_key_that_clears_the_input_gives_one_message_and_quits_while_it_is_shown(monkeypatch):
-    """A long message stays longer than a short one, and the second Ctrl+C has as long."""
+    """A long message stays longer than a short one. The second Ctrl+C works as long as the message stays."""
     runtime = ScriptedRuntime()
     monkeypatch.setattr(leave, "QUIT_WINDOW", 0.0)
     async with chatting(runtime) as (app, pilot):

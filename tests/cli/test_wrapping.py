@@ -82,7 +82,7 @@ def test_a_row_that_fits_stays_as_it_is(columns):
 
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_a_terminal_gets_broken_rows_and_sentences(monkeypatch, is_terminal):
-    """Also /help in plain mode. A file gets whole lines."""
+    """The /help of plain mode gets them, too. A file gets whole lines."""
     monkeypatch.setenv("COLUMNS", "30")
     sink = io.StringIO()
     sink.isatty = lambda: is_terminal

@@ -79,7 +79,7 @@ def test_a_budget_is_kept_or_the_start_says_what_it_cannot_hold(tiny, pages, tol
 
 @pytest.mark.parametrize("kv_budget", [None, 0])
 def test_a_runtime_that_is_opened_has_a_budget(home, starter_file, kv_budget):
-    """Also with kv_budget 0, which the settings explain as the default."""
+    """The settings explain kv_budget 0 as the default, so 0 gives a budget, too."""
     with Runtime.open(Settings(adapter="none", kv_disk=None, kv_budget=kv_budget)) as runtime:
         rows = {row.name: row for row in runtime.memory_purposes()}
         assert rows["kv"].limit == runtime.backend.pool.budget > rows["kv"].planned > 1 << 20

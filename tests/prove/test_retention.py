@@ -13,7 +13,7 @@ from ruvmlx.sampling import log_softmax
 
 
 def slow_logprobs(backend, parts, adapter, lora):
-    """All log-probabilities with the adapter and the base, [N, V], by `verify`."""
+    """Return all log-probabilities [N, V] with the adapter and the base LoRA, from `verify`."""
     with with_lora(backend, lora):
         logits = [z for part in parts for z in backend.verify(part[:-1], backend.new_cache(), adapter)]
     return np.stack([log_softmax(z) for z in logits])

@@ -116,13 +116,13 @@ def test_who_is_refused(shared, headers, status):
 
 @pytest.mark.parametrize("path", ["/v1/realtime", "/v1/responses"])
 def test_a_websocket_that_is_not_there(shared, path):
-    """Clients of OpenAI's ask for one. Whether the server needs a key has nothing to do with it."""
+    """Clients of OpenAI ask for these WebSockets. The answer does not depend on an API key."""
     lines = "Host: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
     key = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
     with shared.connect() as connection:
         connection.sendall(f"GET {path} HTTP/1.1\r\n{lines}{key}\r\n".encode())
         answer = b""
-        while not answer.endswith(b"}}"):  # the head and the body come apart
+        while not answer.endswith(b"}}"):  # the head and the body can come in two pieces
             piece = connection.recv(10_000)
             assert piece, answer
             answer += piece

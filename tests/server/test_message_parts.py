@@ -36,7 +36,7 @@ def test_a_thought_of_an_earlier_reply():
 
 
 def test_a_document_of_plain_text():
-    """In a message, and in the result of a call: the model reads it with its title and its context."""
+    """The model reads a document in a message and in the result of a call, with its title and its context."""
     plain = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "noon"}}
     text = {"type": "text", "text": "When?"}
     blocks = {"type": "document", "source": {"type": "content", "content": [text]}}

@@ -113,7 +113,7 @@ TIME = {"type": "function", "function": {"name": "time", "parameters": {"type": 
 
 
 def test_a_call_as_langchain_for_javascript_sends_it_back(roomy):
-    """With the type of the call, and without the name in the result."""
+    """LangChain sends the type of the call, and no name in the result."""
     call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": {"days": 3}}}
     messages = [*HI, {"role": "assistant", "content": "", "tool_calls": [call]}]
     messages.append({"role": "tool", "content": "rain"})
@@ -127,7 +127,7 @@ def test_a_call_as_langchain_for_javascript_sends_it_back(roomy):
 
 
 def test_a_conversation_as_open_webui_sends_it(roomy):
-    """With the number of the call beside its function, and an effort among the options."""
+    """Open WebUI sends the number of the call beside its function, and an effort among the options."""
     call = {"index": 0, "id": "c1", "function": {"name": "weather", "arguments": {"days": 3}}}
     messages = [*HI, {"role": "assistant", "tool_calls": [call], "content": ""}]
     messages.append({"role": "tool", "content": "rain", "tool_call_id": "c1"})
@@ -140,7 +140,7 @@ def test_a_conversation_as_open_webui_sends_it(roomy):
 
 
 def test_a_result_in_several_messages(roomy):
-    """Strands sends a message for each part of a result. A result for another function has no call."""
+    """Strands sends a message for each part of a result. The server refuses a result without a call."""
     function = {"name": "weather", "arguments": {"days": 3}}
     messages = [*HI, {"role": "assistant", "content": "let me"}]
     messages.append({"role": "assistant", "tool_calls": [{"function": function}]})
@@ -166,7 +166,7 @@ def test_a_result_in_several_messages(roomy):
     ],
 )
 def test_a_choice_of_a_tool(roomy, choice, names, stream):
-    """The provider of Vercel's AI SDK sends one with all tools, "auto" at least."""
+    """The AI SDK of Vercel sends a choice with each request that has tools; without a wish, it is "auto"."""
     body = {"messages": HI, "tools": [WEATHER, TIME], "tool_choice": choice, "stream": stream}
     options = {"temperature": 1.0, "seed": 3, "num_predict": 400}
     answer = roomy.ask("POST", "/api/chat", {"model": roomy.model, "options": options, **body})
@@ -272,7 +272,7 @@ def test_errors_are_the_clients_own(client, roomy):
 
 
 def test_what_copilot_chat_asks_of_a_server(roomy):
-    """It compares the version, number by number, with 0.6.4. It shows the base name of a model."""
+    """Copilot Chat compares each number of the version with 0.6.4, and shows the base name of a model."""
     version = roomy.ask("GET", "/api/version").json["version"]
     assert [int(number) for number in version.split(".")] >= [0, 6, 4]
     facts = roomy.ask("POST", "/api/show", {"model": roomy.model}).json

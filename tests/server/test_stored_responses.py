@@ -125,8 +125,8 @@ def name_of(item):
 
 
 def test_an_item_by_its_name(serve):
-    """The AI SDK of Vercel sends the name of a stored item in place of the item. The model reads the item;
-    also after a restart, and in what goes on from there."""
+    """The AI SDK of Vercel sends the name of a stored item in place of the item. The model reads the
+    item, also after a restart and in a request that continues the response."""
     running = serve()
     first = post(running, "hello")
     [said] = first.json["output"]
@@ -156,7 +156,7 @@ def test_a_call_by_its_name(roomy, calls_first):
 
 
 def test_a_name_of_no_item(serve, monkeypatch):
-    """It was not stored, it belongs to another key, it is no name, or the items are too large together."""
+    """The item was not stored or has another key, the name has a wrong form, or the items are too large."""
     running = serve(keys=KEYS)
     kept, lost = post(running, "hello", KEYS[0]), post(running, "hello", KEYS[0], store=False)
     names = [name_of(lost.json["output"][0]), {"type": "item_reference", "id": "nonsense"}]
@@ -311,7 +311,7 @@ def test_deletion_takes_the_words_of_continuations_that_are_not_stored(serve, ti
 
 @pytest.mark.parametrize("store", [True, False])
 def test_deletion_takes_the_words_of_responses_that_name_an_item(serve, store):
-    """And of those that go on from them. The client may not have stored the response with the name."""
+    """Such a response can have `store: false`. The words of the responses that continue it go, too."""
     running = serve()
     first = post(running, "hello")
     [item] = first.json["output"]

@@ -148,8 +148,8 @@ def test_penalties_and_bias_change_the_tokens(client, shared, endpoint):
 
 
 def test_the_repetition_penalty_reaches_the_sampler(shared, monkeypatch):
-    """In OpenAI's form and, with its window of 64 tokens, in ollama's. Open WebUI sends the names of
-    llama.cpp and ollama in OpenAI's form, too."""
+    """ollama's penalty has a window of 64 tokens by default. Open WebUI sends the names of llama.cpp and
+    ollama also to the paths of OpenAI."""
     submit, seen = shared.serving.host.submit, []
 
     def submit_and_note(request):

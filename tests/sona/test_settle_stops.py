@@ -15,7 +15,7 @@ from .test_taste_push import TEXTS, Tokens
 
 
 class PauseAfter:
-    """A pause that stops the work at its call number `calls`, counted from 0."""
+    """A pause that lets the work go on at the first `calls` calls, and stops the work at the next call."""
 
     def __init__(self, calls: float):
         self.left = calls
@@ -59,7 +59,7 @@ def test_the_first_push_stops_and_the_rating_computes_it(open_tiny):
 
 
 def test_a_preparation_that_is_stopped_has_stored_the_traces(open_tiny, monkeypatch):
-    """Nothing else is computed: no probability of the reference text, no statistics of the reply."""
+    """It has computed nothing else: no probability of the reference text, no statistics of the reply."""
     with open_tiny() as runtime:
         reply_id, cancel = reply(runtime, settle=False), threading.Event()
         cancel.set()

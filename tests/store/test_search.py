@@ -43,7 +43,7 @@ def test_search_finds_all_words_in_any_script(store, words, found):
 
 
 def test_search_takes_a_long_text(store):
-    """A user can search for a pasted text, although SQLite refuses a statement with 1,000 conditions."""
+    """A user can search for a pasted text, although SQLite refuses a chain of 1,000 conditions."""
     chat, letters = store.chats.new("m", title="-"), string.ascii_lowercase + string.digits
     short = ["".join(pair) for pair in itertools.product(letters, repeat=2)]
     long = [f"word{n}" for n in range(1_500)]

@@ -7,13 +7,13 @@ from ..context import ChatContext
 from .clipboard import ClipboardActions
 from .write import WriteActions
 
-QUIT_WINDOW = 2.0  # the least number of seconds after a Ctrl+C in which a second Ctrl+C ends the app
+QUIT_WINDOW = 2.0  # seconds: the least time for the second Ctrl+C; a long message gives more time
 
 
 class LeaveActions:
     def __init__(self, chat: ChatContext, write: WriteActions, clipboard: ClipboardActions) -> None:
         self._chat, self._write, self._clipboard = chat, write, clipboard
-        self._quit_until = 0.0  # until this time (time.monotonic()), a Ctrl+C ends the app
+        self._quit_until = 0.0  # before this time (time.monotonic()), a Ctrl+C ends the app
 
     def leave_as_typed(self, _: str) -> None:
         self.leave()
@@ -37,8 +37,8 @@ class LeaveActions:
 
     def interrupt(self) -> None:
         """Copy the selected text, because the user pressed Ctrl+C. If no text is selected, stop the reply or
-        the opening of a model. If no work can be stopped, move the text of the input to the history. End the
-        app at the second Ctrl+C, if the message about the first Ctrl+C is still on the screen."""
+        the opening of a model. If no work can be stopped, move the text of the input to the history and show
+        a message. A second Ctrl+C during the time of this message ends the app."""
         if self._clipboard.copy_selected_text():
             return
         if self._chat.can_stop:

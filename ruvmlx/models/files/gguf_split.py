@@ -87,7 +87,7 @@ def _join_parts(files: list[GGUFFile]) -> GGUFFile:
 
 def _check_part(file: GGUFFile, i: int, count: int) -> None:
     got = file.metadata.get("split.no"), file.metadata.get("split.count")
-    # a value can be an array, whose comparison with a number gives an array
+    # A value can be an array. The comparison of an array with a number gives an array, not True or False.
     if not all(isinstance(number, int) for number in got) or got != (i, count):
         raise CorruptFile(
             f"{file.path.name} says that it is part {str(got[0])[:20]} of {str(got[1])[:20]}, from 0; "

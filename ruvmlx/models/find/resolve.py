@@ -75,8 +75,8 @@ def find_local_model(name: str) -> ModelFiles | None:
 
 
 def _repository(name: str) -> tuple[str, str]:
-    """Return the repository of a name, and the type or the file that the name asks for, or "". Raises
-    ModelNotFound if the name is no name of a repository."""
+    """Return the repository in the name of a model, and the type or the file in this name; "": the name has
+    neither. Raise ModelNotFound if the name does not have the form of a repository's name."""
     found = REPO.fullmatch(name)
     if found is None:
         raise ModelNotFound(f"no model is called {name!r}.{_similar(name)} {LIST_THEM}. Or {NAME_ANOTHER}.")

@@ -47,8 +47,9 @@ class StyleChoice:
     def of(cls, taste: TasteModel, basis: StyleBasis, ends: float = 0.0) -> "StyleChoice":
         """Return the choice for a taste.
 
-        ends: from 0 to 1, the part of the length that end-of-reply tokens already change (taste_push.py). The
-            style changes only the rest of the length.
+        ends: from 0 to 1, the share of END_KL (taste_push.py) that the change of end-of-reply tokens
+            uses. This change already makes replies longer or shorter. So the style changes the length only by
+            the part 1 - ends.
         """
         weights = taste.token_weights()
         mean, covariance = weights.mean[:M], weights.covariance[:M, :M]

@@ -285,7 +285,7 @@ class StyleLoop:
     ) -> MeasuredBase | None:
         """Search the largest scale s within the limits of KL and perplexity. Return the measured base LoRA
         with this scale. Return None if the search finds no scale."""
-        whole = KL * choice.confidence  # no direction ends replies as well as end-of-reply tokens do
+        whole = KL * choice.confidence  # less the KL of end-of-reply tokens: these end replies best
         wanted = max(whole / 4, whole - self._end_kl)
         search = ScaleSearch(
             lambda scale: self._at(basis, choice, scale, pause),
@@ -297,7 +297,7 @@ class StyleLoop:
 
     @property
     def _end_kl(self) -> float:
-        """Return the KL of the push on end-of-reply tokens, nats per token."""
+        """The KL of the whole change of end-of-reply tokens, nats per token."""
         return self._learner.taste_push.end_kl(self._learner.micro, self._learner.active.frozen_probe)
 
     def _measure_kl(self, basis: StyleBasis, choice: StyleChoice, scale: float, pause: Pause) -> float:
