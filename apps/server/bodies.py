@@ -281,7 +281,7 @@ def repetition_of(body: ReplyBody) -> tuple[float | None, int | None]:
             message = f"repeat_penalty: {name} is given, too; give one of them."
             raise ApiError(400, message, "repeat_penalty", "invalid_combination")
     last = LAST_N if body.repeat_last_n is None else body.repeat_last_n
-    return (None, None) if last == 0 else (body.repeat_penalty, max(0, last))
+    return (1.0, 0) if last == 0 else (body.repeat_penalty, max(0, last))
 
 
 def text_of(content: Content) -> str:

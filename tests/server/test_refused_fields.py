@@ -2,10 +2,11 @@
 
 import json
 
+import msgspec
 import pytest
 from ruvmlx.apps.server import completions
 from ruvmlx.apps.server.anthropic_bodies import MessagesBody
-from ruvmlx.apps.server.bodies import ChatBody, CompletionBody, RatingBody
+from ruvmlx.apps.server.bodies import ChatBody, CompletionBody, RatingBody, repetition_of
 from ruvmlx.apps.server.decoding import decode
 from ruvmlx.apps.server.errors import ApiError
 from ruvmlx.apps.server.ollama_bodies import OllamaChatBody
@@ -19,6 +20,15 @@ NOT_SUPPORTED = {
     "functions": [], "function_call": "auto", "modalities": ["audio"], "audio": {}, "nonsense": None,
     "web_search_options": {}, "best_of": 2, "suffix": "x",
 }  # fmt: skip
+
+
+def test_a_penalty_for_no_tokens_is_no_penalty_of_the_model_either():
+    """With repeat_last_n 0, the reply has no penalty, also from a model that recommends one."""
+    asked = {"model": "m", "messages": HI}
+    for last, expected in ((0, (1.0, 0)), (-1, (1.5, 0)), (5, (1.5, 5))):
+        body = msgspec.convert({"repeat_penalty": 1.5, "repeat_last_n": last, **asked}, ChatBody)
+        assert repetition_of(body) == expected
+    assert repetition_of(msgspec.convert(asked, ChatBody)) == (None, None)
 
 
 @pytest.mark.parametrize(("field", "value"), NOT_SUPPORTED.items(), ids=NOT_SUPPORTED)

@@ -95,9 +95,11 @@ def test_a_style_does_not_make_replies_less_complete(basis):
 
 def test_a_style_changes_only_the_length_that_end_of_reply_tokens_leave(basis):
     taste = TasteModel.fit(rated_replies(30))
-    alone, half, whole = (StyleChoice.of(taste, basis, ends).coefficients for ends in (0.0, 0.5, 1.0))
-    assert half[LENGTH] == 0.5 * alone[LENGTH] < 0 and whole[LENGTH] == 0
-    for other in (half, whole):
+    alone, half, whole, above = (
+        StyleChoice.of(taste, basis, ends).coefficients for ends in (0.0, 0.5, 1.0, 1.7)
+    )
+    assert half[LENGTH] == 0.5 * alone[LENGTH] < 0 and whole[LENGTH] == above[LENGTH] == 0
+    for other in (half, whole, above):
         np.testing.assert_array_equal(np.delete(other, LENGTH), np.delete(alone, LENGTH))
 
 

@@ -47,14 +47,14 @@ class StyleChoice:
     def of(cls, taste: TasteModel, basis: StyleBasis, ends: float = 0.0) -> "StyleChoice":
         """Return the choice for a taste.
 
-        ends: from 0 to 1, the share of END_KL (taste_push.py) that the change of end-of-reply tokens
-            uses. This change already makes replies longer or shorter. So the style changes the length only by
-            the part 1 - ends.
+        ends: the share of END_KL (taste_push.py) that the change of end-of-reply tokens uses. This change
+            already makes replies longer or shorter. So the style changes the length only by the part
+            1 - ends, and not at all if the share is above 1.
         """
         weights = taste.token_weights()
         mean, covariance = weights.mean[:M], weights.covariance[:M, :M]
         wanted = mean.copy()
-        wanted[_LENGTH] *= 1 - ends
+        wanted[_LENGTH] *= max(0.0, 1 - ends)
         chosen = wanted if mean[_LENGTH] > 0 else _with_ends(wanted, basis.response)
         rise = basis.response @ chosen
         gain, doubt = float(mean @ rise), DOUBT * float(np.sqrt(max(0.0, rise @ covariance @ rise)))
