@@ -118,9 +118,10 @@ def new_system(folder: Path, name: str, version: str = DEBIAN) -> tuple[Path, di
 def debian(folder: Path, text: str, name: str, version: str) -> None:
     """Debian's own Python, externally managed like Homebrew's: pip refuses, pipx works."""
     root, environment = new_system(folder, name, version)
-    in_debian(
-        root, "apt-get update -qq && apt-get install -y -qq pipx python3-pip > /dev/null", environment, "root"
-    )
+    # a mirror of the unstable version can be older than its own file of releases allows
+    update = "apt-get update -qq -o Acquire::Check-Valid-Until=false"
+    install = "apt-get install -y -qq pipx python3-pip > /dev/null"
+    in_debian(root, f"{update} && {install}", environment, "root")
     refused = "! pip install uv > ~/refusal 2>&1 && grep externally-managed-environment ~/refusal"
     in_debian(root, refused, environment)
     in_debian(root, text, environment)

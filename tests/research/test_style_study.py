@@ -18,7 +18,7 @@ def study(tiny, monkeypatch, tmp_path):
     monkeypatch.setattr(style_bank, "MAX_REPLY_TOKENS", 9)
     given = {"style_questions": QUESTIONS, "style_prose": ["A plain text."]}
     monkeypatch.setattr(style_study, "texts", given.__getitem__)
-    monkeypatch.setattr("apps.prove.retention._LIMIT", 40)
+    monkeypatch.setattr("apps.prove.retention._PART", 40)
     return lambda: StyleStudy(tiny, NativeBackend(tiny, threads=1), tmp_path / "bank.npz")
 
 
