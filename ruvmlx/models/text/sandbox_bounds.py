@@ -111,7 +111,7 @@ class Budget:
     def _sweep(self) -> None:
         """Stop counting the texts that no other object uses; raise SecurityError if the counted texts and
         lists exceed the memory limit. The next sweep comes at about twice as many bytes or at the limit."""
-        used = [text for text, references in _counted(self._texts.values()) if references > _UNUSED]
+        used = [text for text, references in _with_counts(self._texts.values()) if references > _UNUSED]
         self._texts = {id(text): text for text in used}
         self._text_bytes = sum(map(sys.getsizeof, used))
         total = self._text_bytes + self._list_bytes
@@ -158,12 +158,12 @@ class Budget:
         self._list_bytes += sys.getsizeof(whole)
 
 
-def _counted(texts: Iterable[str]) -> list[tuple[str, int]]:
+def _with_counts(texts: Iterable[str]) -> list[tuple[str, int]]:
     return [(text, sys.getrefcount(text)) for text in texts]
 
 
 # The reference count of a text that only its dict uses. Python 3.14 counts fewer references than Python 3.13.
-_UNUSED = _counted({0: str(MAX_SOURCE)}.values())[0][1]
+_UNUSED = _with_counts({0: str(MAX_SOURCE)}.values())[0][1]
 
 _budget: ContextVar[Budget] = ContextVar("budget")
 
