@@ -200,13 +200,12 @@ class Prompt(OrderedKeys, TextArea):
         self.earlier.insert(0, text)
 
     def set_aside(self) -> None:
-        """Move a text that the user has typed and not sent from the input to the history, and say so."""
+        """Move the unsent text from the input to the history, and tell the user."""
         if self.clear_into_history():
             self._flash("The text that you had typed is kept: ↑ shows it.")
 
     def clear_into_history(self) -> bool:
-        """Move a text that the user has typed and not sent from the input to the history. Return False if the
-        input has no text."""
+        """Move the unsent text from the input to the history. Return False if the input has no text."""
         self._leave_history()
         kept = bool(self.text.strip())
         if kept:

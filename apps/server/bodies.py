@@ -270,9 +270,9 @@ def refuse_true(value: bool | None, field: str) -> None:
 
 
 def repetition_of(body: ReplyBody) -> tuple[float | None, int | None]:
-    """Return the factor for the reply's own tokens, and the number of last tokens to which the factor
-    applies; 0 means all tokens. Return None for a value that the body does not set; the settings or the
-    model's recommended values then decide. Raise ApiError if the body has repeat_penalty together with
+    """Return the repetition penalty, and the number of last reply tokens to which the penalty applies. The
+    number 0 means all tokens. A value is None if the body does not set the value. The settings or the model's
+    recommended values then decide. Raise ApiError if the body has repeat_penalty together with
     repetition_penalty or repetition_window."""
     if body.repeat_penalty is None:
         return body.repetition_penalty, body.repetition_window

@@ -90,7 +90,7 @@ _MESSAGES_HINTS = {
 # earlier reply back, the client also sends these fields.
 _PARSED = Unused(Any, "The text has it.")
 _MARKS = Unused(dict[str, Any], _CACHES)
-# OpenAI's library of agents for JavaScript sends the fields of an earlier reply in the part with the text.
+# The package @openai/agents repeats the fields of an earlier reply in each text part of the reply.
 _OF_MESSAGE = "Only the field of the message counts."
 _BESIDE_TEXT = {
     "role": Unused(Literal["assistant"], _OF_MESSAGE),

@@ -24,7 +24,7 @@ IDLE_AFTER = 0.3  # seconds without a call, after which the idle work starts
 
 
 class CallQueue(SimpleQueue[Call | None]):
-    """The calls that wait for the thread. The item None ends the thread.
+    """A queue of the calls that the thread will run. The item None ends the thread.
 
     idle_work: a function that the thread calls with the event `cancel`; None: the thread does no idle work.
     """
@@ -39,7 +39,7 @@ class CallQueue(SimpleQueue[Call | None]):
         self._cancel.set()
 
     def next_call(self) -> Call | None:
-        """Wait for the next call. Do the idle work if the call does not come soon."""
+        """Wait for the next call, and return it. If no call comes for IDLE_AFTER seconds, do the idle work."""
         if self.idle_work is not None:
             try:
                 return self.get(timeout=IDLE_AFTER)

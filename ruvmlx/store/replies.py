@@ -291,8 +291,8 @@ class Replies:
         self._db.execute("UPDATE replies SET prompt_ids = x'' WHERE id = ?", reply_id)
 
     def _went_on_from(self, reply_ids: Sequence[str]) -> set[str]:
-        """Return the ids of the later responses that depend on these responses. A response depends on the
-        response that it continues, on the responses whose items it names, and on all that these depend on."""
+        """Return the ids of all responses that depend on these responses, directly or through others. A
+        response depends on the response that it continues, and on each response whose items it names."""
         found, new = set[str](), set(reply_ids)
         naming = self._db.rows("SELECT id, named FROM responses WHERE named != ''") if new else []
         while new:

@@ -127,7 +127,7 @@ def test_a_call_as_langchain_for_javascript_sends_it_back(roomy):
 
 
 def test_a_conversation_as_open_webui_sends_it(roomy):
-    """Open WebUI sends the number of the call beside its function, and an effort among the options."""
+    """Open WebUI sends the field `index` of a call, and the option `reasoning_effort`."""
     call = {"index": 0, "id": "c1", "function": {"name": "weather", "arguments": {"days": 3}}}
     messages = [*HI, {"role": "assistant", "tool_calls": [call], "content": ""}]
     messages.append({"role": "tool", "content": "rain", "tool_call_id": "c1"})
@@ -140,7 +140,7 @@ def test_a_conversation_as_open_webui_sends_it(roomy):
 
 
 def test_a_result_in_several_messages(roomy):
-    """Strands sends a message for each part of a result. The server refuses a result without a call."""
+    """Strands sends one message for each part of a tool's result. The server refuses a result without a call."""
     function = {"name": "weather", "arguments": {"days": 3}}
     messages = [*HI, {"role": "assistant", "content": "let me"}]
     messages.append({"role": "assistant", "tool_calls": [{"function": function}]})
