@@ -39,7 +39,7 @@ class CallQueue(SimpleQueue[Call | None]):
         self._cancel.set()
 
     def next_call(self) -> Call | None:
-        """Wait for the next call, and return it. If no call comes for IDLE_AFTER seconds, do the idle work."""
+        """Return the next call. If no call comes for IDLE_AFTER seconds, do the idle work first."""
         if self.idle_work is not None:
             try:
                 return self.get(timeout=IDLE_AFTER)

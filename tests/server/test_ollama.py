@@ -140,7 +140,7 @@ def test_a_conversation_as_open_webui_sends_it(roomy):
 
 
 def test_a_result_in_several_messages(roomy):
-    """Strands sends one message for each part of a tool's result. The server refuses a result without a call."""
+    """Strands sends one message for each part of a result. The server refuses a result without a call."""
     function = {"name": "weather", "arguments": {"days": 3}}
     messages = [*HI, {"role": "assistant", "content": "let me"}]
     messages.append({"role": "assistant", "tool_calls": [{"function": function}]})
