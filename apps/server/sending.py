@@ -3,7 +3,7 @@ leaves or does not read its answer."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import msgspec
@@ -116,8 +116,8 @@ async def _kept_alive(
         while True:
             if following is None:
                 following = asyncio.ensure_future(_next_event(events))
-            done, _ = await asyncio.wait([following], timeout=silence)
-            if not done:
+            await asyncio.wait([following], timeout=silence)
+            if not following.done():
                 yield sign
                 continue
             try:
@@ -127,7 +127,6 @@ async def _kept_alive(
             finally:
                 # free the finished task, because the task would keep its error and this frame alive
                 following = None
-            del done
             yield event
     finally:
         if following is not None:
@@ -153,8 +152,9 @@ async def unless_gone(receive: Receive, work: Awaitable[None]) -> None:
         for task in (working, leaving):
             task.cancel()
         await asyncio.wait([working, leaving])
-        if not working.cancelled():
-            working.exception()  # mark the error as read, because asyncio would print it
+        with suppress(asyncio.CancelledError):
+            # Mark the error as read: asyncio prints an unread error, and a cancelled task keeps its error.
+            working.exception()
         # An error refers to this frame, the frame refers to the task, and the task refers to the error. This
         # line breaks the circle, so that Python frees the request without the garbage collector.
         del working, leaving, task
