@@ -99,7 +99,7 @@ class ChatApp(ChatShell):
         self.host = open_runtime if isinstance(open_runtime, Guest) else Host(open_runtime)
         self.chat = ChatContext(self, self.host, self.options)
         self.actions = Actions(self.chat)
-        self.idle_learner = IdleLearner(self.chat, self.actions.rate)
+        self.idle_learner = IdleLearner(self.chat, self.actions.rate, self.options.learn_when_idle)
         self._keys = keys.parse_at_start(self.options.keys, self.bindings_of_screens())
         # True after the app has set the theme of the options; a theme that is chosen later is saved
         self._remembers_theme = False
@@ -140,8 +140,7 @@ class ChatApp(ChatShell):
         self.chat.prompt.focus()
         self.chat.start(self._open)
         self.set_interval(gc_policy.EVERY, self.idle_learner.tidy)
-        if self.options.learn_when_idle:
-            self.idle_learner.start()
+        self.idle_learner.start()
         self._loop = asyncio.get_running_loop()
         if self.ended_by:
             self.action_leave()

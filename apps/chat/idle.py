@@ -28,7 +28,6 @@ from .view_model import learn_status
 
 IDLE_AFTER = 20.0  # seconds without a key, a click, a reply or a rating, after which the work starts
 LOOK_EVERY = 0.5  # the maximum number of seconds between two checks whether the work can start
-CLEANING = 0.02  # seconds of work on the search index between two checks whether the user pressed a key
 LONGEST_WAIT = 10  # the wait doubles at most this number of times after failed work, to at most six hours
 
 
@@ -52,6 +51,7 @@ def learn(
     show: Callable[[str], None],
     courtesy: Courtesy,
     session: str = "",
+    learns: bool = True,
 ) -> Lesson:
     """Do the idle work. First, erase deleted chats from the search index. Then train the adapter, if a
     training is due. If no training is due, measure the KV cache, or try what makes slow replies faster, if
@@ -61,12 +61,14 @@ def learn(
     is free for the work.
     session: the id of the open chat, or "" for none; if the training changed layers below the output head,
         the model reads this chat again, so that the next reply need not wait for the reading
+    learns: False if the setting learn_when_idle is off; the function then only erases deleted chats
     """
-    while not soft_delete.clean_index(runtime.store, CLEANING) and not cancel.is_set():
-        pass
+    soft_delete.clean_in_idle_time(runtime.store, cancel)
+    if cancel.is_set() or not learns:
+        return Lesson()
     is_due = runtime.learning.is_due()
     is_measuring_due = runtime.tiers.due_when_idle()
-    if cancel.is_set() or not (is_due or is_measuring_due or runtime.optimizer.due_when_idle()):
+    if not (is_due or is_measuring_due or runtime.optimizer.due_when_idle()):
         return Lesson()
     if reason := courtesy.reason_to_wait():
         return Lesson(describe.waiting(reason), waits=True)
@@ -112,8 +114,8 @@ class IdleLearner:
     """The part of the app that lets the runtime learn while the user does nothing. The class also collects
     Python's garbage, in most cases between replies (`tidy`)."""
 
-    def __init__(self, chat: ChatContext, rate: RateActions) -> None:
-        self._chat, self._rate = chat, rate
+    def __init__(self, chat: ChatContext, rate: RateActions, learns: bool) -> None:
+        self._chat, self._rate, self._learns = chat, rate, learns
         self._start_at = 0.0  # the time (time.monotonic()) from which the work can start
         self._learning = False  # True while the work runs and no key has stopped it
         self.stuck = 0  # the number of stuck results (`Lesson.stuck`) in a row
@@ -177,7 +179,8 @@ class IdleLearner:
             call_soon(loop, lambda: self._show_work(line))
 
         def work(runtime: Runtime, cancel: threading.Event) -> tuple[Lesson, LearnStatus | None]:
-            return learn(runtime, cancel, show, self._courtesy, session), learn_status(runtime)
+            lesson = learn(runtime, cancel, show, self._courtesy, session, self._learns)
+            return lesson, learn_status(runtime)
 
         learned = shown = self._chat.status.learned
         try:

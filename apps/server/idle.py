@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ruvmlx.chats import soft_delete
 from ruvmlx.errors import error_line
 from ruvmlx.platform.courtesy import Courtesy
 from ruvmlx.runtime import Runtime
@@ -28,16 +29,22 @@ LONGEST_WAIT = 10
 
 
 def learn(
-    runtime: Runtime, cancel: threading.Event, begins: Callable[[str], None], courtesy: Courtesy
+    runtime: Runtime, cancel: threading.Event, begins: Callable[[str], None], courtesy: Courtesy, learns: bool
 ) -> tuple[dict[str, Any], bool]:
-    """Do the first of these works that is due: train the adapter, measure the KV cache, or try what makes
-    slow replies faster. The event `cancel` ends the work. If `courtesy` says that the machine is not free, do
-    nothing. Only the runtime's thread can call this function. begins: a
-    function that is called with the name of the work.
+    """Erase deleted chats from the search index. Then do the first of these works that is due: train the
+    adapter, measure the KV cache, or try what makes slow replies faster. The event `cancel` ends the work. If
+    `courtesy` says that the machine is not free, only erase. Only the runtime's thread can call this
+    function.
+
+    begins: a function that is called with the name of the work
+    learns: False if the setting learn_when_idle is off; the function then only erases deleted chats
 
     Return facts for the log, which are empty if the function did no work. Also return True if the work ran to
     its end but is still due, and False in all other cases.
     """
+    soft_delete.clean_in_idle_time(runtime.store, cancel)
+    if cancel.is_set() or not learns:
+        return {}, False
     is_due, is_measuring_due = runtime.learning.is_due(), runtime.tiers.due_when_idle()
     if not (is_due or is_measuring_due or runtime.optimizer.due_when_idle()) or courtesy.reason_to_wait():
         return {}, False
@@ -112,10 +119,10 @@ class IdleWork:
                     # a request stopped the preparation, so the idle work prepares the remaining replies later
                     self._settled = -1
         wait = self.idle_after * 2 ** min(self._stuck, LONGEST_WAIT)
-        if self.learns and time.monotonic() - max(self._busy_at, self.serving.host.used_at) > wait:
+        if time.monotonic() - max(self._busy_at, self.serving.host.used_at) > wait:
             with self._name_work("") as begins:
                 facts, stuck = await self.serving.host.run_idle(
-                    lambda runtime, cancel: learn(runtime, cancel, begins, self._courtesy)
+                    lambda runtime, cancel: learn(runtime, cancel, begins, self._courtesy, self.learns)
                 )
             self._stuck = self._stuck + 1 if stuck else 0
             self._busy_at = time.monotonic()

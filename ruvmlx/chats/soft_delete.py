@@ -3,6 +3,7 @@ starts or ends for the first time after DAYS days."""
 
 import contextlib
 import math
+import threading
 import time
 
 from ..errors import NotFound, RuvmlxError, StoreBusy
@@ -14,6 +15,7 @@ from ..store import Store
 DAYS = 1.0
 _SECONDS = DAYS * 86400  # the time in which the user can bring a chat back
 AT_START = 0.2  # seconds: the maximum time that each start and end takes to clean the search index
+IN_IDLE_TIME = 0.02  # seconds of cleaning from one look at the event `cancel` to the next
 
 
 def delete(store: Store, *session_ids: str, seconds: float = math.inf) -> bool:
@@ -82,6 +84,13 @@ def clean_index(store: Store, seconds: float) -> bool:
             store.chats.clean_index(seconds)
         return store.search_index.is_clean()
     return False
+
+
+def clean_in_idle_time(store: Store, cancel: threading.Event) -> None:
+    """Remove deleted words from the search index, until no deleted word is left or the event `cancel` is
+    set."""
+    while not clean_index(store, IN_IDLE_TIME) and not cancel.is_set():
+        pass
 
 
 def tidy(store: Store, folder: CacheFolder | None) -> None:

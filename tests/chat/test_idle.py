@@ -25,6 +25,7 @@ from ruvmlx.sona.background import Background
 from ruvmlx.sona.deep import Deep
 
 from ..sona.training_runs import QUICK, answer
+from ..store.deleted_words import leave_words
 from .helpers import SMALL, ask, chatting, lines_of, screen_text, until
 from .scripted import ScriptedRuntime
 
@@ -197,6 +198,15 @@ async def test_with_learn_when_idle_off_nothing_is_trained(rated_opener, open_ti
         assert app.chat.status.background == ""
     assert read_runtime(open_tiny, lambda runtime: runtime.learner.history.attempts()) == []
     assert read_runtime(open_tiny, lambda runtime: runtime.learning.is_due())
+
+
+async def test_with_learn_when_idle_off_deleted_words_still_leave_the_index(rated_opener, open_tiny):
+    async with idling(rated_opener(), learn_when_idle=False) as (app, pilot):
+        await app.host.call(lambda runtime: leave_words(runtime.store))
+        deleted = time.monotonic()
+        while not await app.host.call(lambda runtime: runtime.store.search_index.is_clean()):
+            assert time.monotonic() - deleted < 20
+            await pilot.pause(SOON)
 
 
 async def test_a_key_pressed_during_idle_training_is_taken(rated_opener, monkeypatch):

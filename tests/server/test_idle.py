@@ -12,6 +12,13 @@ from ruvmlx.apps.server.idle import IdleWork
 from ruvmlx.apps.server.requestlog import RequestLog
 from ruvmlx.apps.server.serving import IDLE_WORK
 
+from ruvmlx.platform.courtesy import Courtesy
+
+from ..store.deleted_words import leave_words
+
+# a store without deleted words
+CLEAN = SimpleNamespace(search_index=SimpleNamespace(is_clean=lambda: True))
+
 
 class Host:
     """Notes what it is asked for. fails: `run_idle` raises."""
@@ -87,13 +94,30 @@ async def test_nothing_is_done_while_requests_run():
     assert server.host.did[-1] == "cancel"
 
 
-async def test_it_learns_only_if_it_may():
-    server = Server(Host())
-    server.written = 1
-    async with IdleWork(server, learns=False, idle_after=0.0).running():
-        await until(lambda: server.host.did == ["settle"])
-        await asyncio.sleep(0.02)
-    assert "learn" not in server.host.did
+@pytest.mark.parametrize("learns", [True, False])
+def test_it_learns_only_if_it_may_but_always_cleans_the_index(open_tiny, monkeypatch, learns):
+    with open_tiny() as runtime:
+        leave_words(runtime.store)
+        monkeypatch.setattr(runtime.learning, "is_due", lambda: True)
+        monkeypatch.setattr(runtime.learning, "consolidate", lambda *_: {"promoted": True})
+        monkeypatch.setattr(Courtesy, "reason_to_wait", lambda self: "")
+        facts, _ = idle.learn(runtime, threading.Event(), lambda work: None, Courtesy(), learns)
+        assert facts == ({"promoted": True} if learns else {})
+        assert runtime.store.search_index.is_clean()
+
+
+async def test_with_learning_off_idle_work_runs_without_it():
+    given = []
+    host = Host()
+
+    async def run_idle(work):
+        given.append(work(SimpleNamespace(store=CLEAN), threading.Event()))
+        return given[-1]
+
+    host.run_idle = run_idle
+    async with IdleWork(Server(host), learns=False, idle_after=0.0).running():
+        await until(lambda: given)
+    assert given[0] == ({}, False)
 
 
 async def test_a_failure_is_one_line_of_the_log_and_is_tried_less_often(capsys):
@@ -118,7 +142,7 @@ async def test_status_names_the_work_while_it_goes_on(name):
 
             learning = SimpleNamespace(is_due=lambda: name == "training", consolidate=note_work)
             tiers = SimpleNamespace(due_when_idle=lambda: name == "measuring", review=note_work)
-            done = work(SimpleNamespace(learning=learning, tiers=tiers), threading.Event())
+            done = work(SimpleNamespace(store=CLEAN, learning=learning, tiers=tiers), threading.Event())
             self.did.append("learn")
             return done
 
