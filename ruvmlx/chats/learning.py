@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .. import settings as config
 from ..backends.base import SAMPLES, Backend, preserve_lora, worker
 from ..engine.types import GenerationRequest
-from ..errors import NotFound, SideFailed, StoreBusy, UsageError
+from ..errors import NotFound, SideFailed, StoreBusy, StoreError, UsageError
 from ..lora.residency import Residency
 from ..lora.targets import parse
 from ..models.config.model import Model
@@ -278,7 +278,8 @@ class Learning:
         if any(facts.items() <= row.body.items() for row in log.rows("summary")):
             return None
         found = FirstSummary(count, learner.taste.status.sentence, learner.taste.model.guess())
-        log.note("summary", facts | {"likes": found.likes, "guess": found.guess})
+        with contextlib.suppress(StoreError):  # the rating is stored; a later process shows a summary again
+            log.note("summary", facts | {"likes": found.likes, "guess": found.guess})
         return found
 
     def ratings_in_use(self, reply_ids: Iterable[str]) -> dict[str, str | None]:

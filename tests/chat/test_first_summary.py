@@ -1,6 +1,7 @@
 """After ten ratings, the chat says once in words what they show, or asks."""
 
 import io
+from contextlib import ExitStack, closing
 
 import pytest
 from ruvmlx.apps.chat import describe
@@ -11,6 +12,7 @@ from ruvmlx.apps.chat.plain import PlainChat
 from ruvmlx.chats import learning
 from ruvmlx.chats.learning import FirstSummary
 from ruvmlx.engine import Sampling
+from ruvmlx.store import Store, database
 
 from .helpers import ask, chatting, screen_text, until
 from .scripted import ScriptedRuntime
@@ -41,6 +43,24 @@ def test_plain_mode_tells_it_once_for_each_adapter(at, open_tiny, monkeypatch):
     assert summary_lines(*["Hello", "/down"] * 2) == [f"After {at} ratings"]
     assert summary_lines("Hello", "/up", "/undo", "Hello", "/up") == []
     assert summary_lines("/adapter other new", *["Hello", "/up"] * at) == [f"After {at} ratings"]
+
+
+def test_a_locked_store_hides_neither_the_summary_nor_the_rating(open_tiny, monkeypatch, capsys):
+    """Another process locks the store after the rating is in it."""
+    monkeypatch.setattr(learning, "SUMMED_UP_AT", 1)
+    monkeypatch.setattr(database, "_BUSY_SECONDS", 0.0)
+    sink, options = io.StringIO(), ChatOptions(sampling=Sampling(1.5), max_new_tokens=4)
+    with open_tiny() as runtime, closing(Store(runtime.store.path)) as other, ExitStack() as locked:
+        rate = runtime.rate
+
+        def rate_and_lock(*args, **kwargs):
+            rated = rate(*args, **kwargs)
+            locked.enter_context(other.transaction())
+            return rated
+
+        monkeypatch.setattr(runtime, "rate", rate_and_lock)
+        PlainChat(runtime, options, io.StringIO("Hello\n/up\n"), sink).run()
+    assert "After 1 rating" in sink.getvalue() and not capsys.readouterr().err
 
 
 async def test_the_app_says_it_in_the_conversation_and_opens_no_screen():
