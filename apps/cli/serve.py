@@ -161,6 +161,7 @@ async def _serve(
     from ..server.idle import IdleWork
     from ..server.installed import InstalledModels
     from ..server.keys import salt_digest
+    from ..server.memory_looks import look_at
     from ..server.model_pool import ModelPool
     from ..server.requestlog import RequestLog
     from ..server.serving import Serving
@@ -185,7 +186,8 @@ async def _serve(
                 await model_host.open(watch)
             idle_work = IdleWork(serving, settings.learn_when_idle)
             async with models.running(), idle_work.running(), spare_memory_returned():
-                _announce(serving, _url(host, sock), access, as_json, host in ("0.0.0.0", "::"))
+                adapter = (await look_at(models)).adapter
+                _announce(serving, adapter, _url(host, sock), access, as_json, host in ("0.0.0.0", "::"))
                 await server.serve(sockets=[sock])
         finally:
             await model_host.close()
@@ -232,7 +234,12 @@ def _url(host: str, sock: socket.socket) -> str:
 
 
 def _announce(
-    serving: "Serving", url: str, access: "Access", as_json: bool, is_open_to_all: bool = False
+    serving: "Serving",
+    adapter: str | None,
+    url: str,
+    access: "Access",
+    as_json: bool,
+    is_open_to_all: bool = False,
 ) -> None:
     """Print the server's address and key once the model is ready. Only if the output is a terminal, the
     address of the page includes a key of the chat app. Another output can be a log that keeps the key, so it
@@ -240,7 +247,7 @@ def _announce(
     from ..server.keys import key_file
 
     keys = access.keys
-    model, adapter = serving.model_name, serving.runtime.learning.label
+    model = serving.model_name
     if as_json:
         key = keys[0] if keys else None
         facts = {"base_url": url, "api_key": key, "model": model, "adapter": adapter, "pid": os.getpid()}

@@ -111,9 +111,11 @@ class Learning:
 
     @property
     def label(self) -> str | None:
-        """Return the adapter in use and its version, for example "default@3". Return None if no adapter is in
-        use."""
-        return f"{self.learner.history.name}@{self.learner.version}" if self.learner else None
+        """Return the adapter in use and its version in the store, for example "default@3". Return None if no
+        adapter is in use. After an undo, the learner has the weights of the earlier version until the next
+        reply."""
+        history = self.learner.history if self.learner else None
+        return f"{history.name}@{history.version()}" if history else None
 
     def require_learner(self) -> Learner:
         """Return the learner of the adapter in use. Raises NotFound if no adapter is in use."""

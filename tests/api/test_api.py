@@ -39,7 +39,7 @@ def test_the_readme_story(model):
     assert chat.again(temperature=0.9, seed=1).id != reply.id
     assert [turn.role for turn in chat.messages] == ["system", "user", "assistant"]
     assert model.learned().ratings == 1
-    assert model.undo().ratings == 0
+    assert model.undo().ratings == 0 and model.adapter == "default@0"
 
 
 def test_a_reply_can_be_a_dict_and_be_copied(model):

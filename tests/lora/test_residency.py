@@ -127,6 +127,17 @@ def test_a_swap_back_loads_nothing_and_finds_what_was_learned(open_tiny, tiny):
     assert {r.name for r in runtime.adapters()} == {"default", "other"}
 
 
+def test_the_label_has_the_version_after_an_undo(open_tiny, tiny):
+    runtime = with_two_adapters(open_tiny, tiny)
+    chat = runtime.chats.new_chat()
+    assert runtime.rate(say(runtime, chat, "hello there").request_id, "up").applied
+    assert runtime.learning.label == "default@1"
+    runtime.undo()
+    assert runtime.learning.label == "default@0"
+    runtime.rollback(1)
+    assert runtime.learning.label == "default@1"
+
+
 def test_a_switch_that_fails_leaves_the_adapter_in_use(open_tiny, tiny):
     """The new adapter was in use already, with the weights that it had in memory, and nobody was told."""
     runtime = with_two_adapters(open_tiny, tiny, a_base())

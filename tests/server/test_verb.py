@@ -100,12 +100,11 @@ def test_three_lines_to_paste(start, home):
 def test_a_closed_output_does_not_end_the_server(monkeypatch):
     """As with `serve >&-`, which nobody can read."""
     monkeypatch.setattr(sys, "stdout", None)
-    learning, backend = SimpleNamespace(label=None), SimpleNamespace(caveat="")
-    runtime = SimpleNamespace(learning=learning, backend=backend)
+    runtime = SimpleNamespace(backend=SimpleNamespace(caveat=""))
     serving = SimpleNamespace(model_name="tiny", runtime=runtime)
     access = SimpleNamespace(keys=[], chat_keys=["key-of-sixteen-characters"])
     for as_json in (False, True):
-        _announce(serving, "http://127.0.0.1:8642/v1", access, as_json)
+        _announce(serving, None, "http://127.0.0.1:8642/v1", access, as_json)
 
 
 def test_a_signal_while_a_reply_is_written(start):
