@@ -27,12 +27,14 @@ class UserFiles:
         return self._at(self.folder, self.real_name(name))
 
     def real_name(self, name: str) -> str:
-        """Return the name of a file without the backslashes that a terminal puts before spaces and other
-        characters of a dropped file's name. If there is no such file, or if a file has the name with the
-        backslashes, return the name unchanged."""
-        plain = re.sub(r"\\(.)", r"\1", name)
-        if self.folder is None or plain == name or os.path.exists(self._at(self.folder, name)):
+        """Return the name of a file without the quotes around it, or without the backslashes that a terminal
+        puts before spaces and other characters of a dropped file's name. If a file has the given name, or if
+        there is no file without the backslashes, return the name unchanged."""
+        if self.folder is None or os.path.exists(self._at(self.folder, name)):
             return name
+        if quoted := re.fullmatch(r"""(["'])(.+)\1""", name):
+            return quoted[2]
+        plain = re.sub(r"\\(.)", r"\1", name)
         return plain if os.path.exists(self._at(self.folder, plain)) else name
 
     @staticmethod

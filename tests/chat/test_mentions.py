@@ -76,6 +76,16 @@ def test_a_backslash_that_is_in_a_files_name_stays():
     assert put(r"@c\ d").notes == (r"@c\ d matches no file; it is sent as text.",)
 
 
+@pytest.mark.parametrize("quote", ['"', "'"])
+def test_a_file_name_in_quotes_is_the_name_between_them(folder, quote):
+    """Terminals of Linux put quotes around a dropped file's name."""
+    assert HERE.of_command(f"{quote}my notes.md{quote}").read_text().startswith("A list")
+    assert HERE.of_command(f"{quote}a new file.md{quote}").name == "a new file.md"
+    assert HERE.model(f"{quote}{folder}/my notes.md{quote}") == f"{folder}/my notes.md"
+    Path(f"{quote}b{quote}").write_text("one two")
+    assert HERE.of_command(f"{quote}b{quote}").name == f"{quote}b{quote}"
+
+
 def test_an_address_is_no_mention():
     assert not has_mention("write to mary@sort.py or me @ home")
 
