@@ -118,13 +118,14 @@ class UserTaste:
 
     def model_after(self, given: Sequence[tuple[ReplyRow, str, str]]) -> TasteModel | None:
         """Return the model that includes new ratings. The store does not have the new ratings yet. If a reply
-        has an earlier rating, the new rating replaces it. Return None if no new rating has one of the reasons
-        "long", "short" and "tone".
+        has an earlier rating, the new rating replaces it. Return None if neither a new rating nor a replaced
+        rating has one of the reasons "long", "short" and "tone".
 
         given: (reply, rating, note) of each new rating
         """
         reasons = [reason_of(rating, note) for _, rating, note in given]
-        if not {"long", "short", "tone"} & set(reasons):
+        earlier = filter(None, (self._history.reasons.rating_of(reply.id) for reply, *_ in given))
+        if not {"long", "short", "tone"} & {*reasons, *(reason_of(*replaced[:2]) for replaced in earlier)}:
             return None
         new: list[Given] = []
         for (reply, rating, _), reason in zip(given, reasons, strict=True):

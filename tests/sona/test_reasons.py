@@ -189,6 +189,15 @@ def test_the_first_reason_changes_the_next_reply(open_tiny):
         assert push() == 0
 
 
+def test_another_rating_of_the_reply_takes_its_reason_back(open_tiny):
+    with open_tiny() as runtime:
+        reply_id = reply(runtime)
+        runtime.rate(reply_id, "down", "too long")
+        assert runtime.learner.micro.taste.any()
+        runtime.rate(reply_id, "up")
+        assert not runtime.learner.micro.taste.any()
+
+
 def test_a_reason_for_an_earlier_reply_leaves_later_ratings(open_tiny):
     with open_tiny() as runtime:
         first, second = reply(runtime, seed=1), reply(runtime, seed=2)
