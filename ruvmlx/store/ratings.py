@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from string import whitespace
 
 import numpy as np
 
@@ -52,7 +53,8 @@ class RatedReply:
 
 # a condition on the rows of `ratings` t: the rating teaches; a bad rating for wrong facts does not teach
 TEACHES = (
-    f"NOT (t.rating IN {BAD} AND (t.note = '{FACTS}' OR substr(t.note, 1, {len(FACTS) + 1}) = '{FACTS}:'))"
+    f"NOT (t.rating IN {BAD} AND"
+    f" trim(substr(t.note, 1, instr(t.note || ':', ':') - 1), '{whitespace}') = '{FACTS}')"
 )
 # from the rows of `replies` r: the replies that training can use
 USABLE = (

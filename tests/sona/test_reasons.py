@@ -148,6 +148,14 @@ def test_wrong_facts_teach_nothing(open_tiny):
         assert not found.train and not found.held_out
 
 
+@pytest.mark.parametrize("note", [" wrong facts", "wrong facts ", "wrong facts\n", "wrong facts : 1789"])
+def test_spaces_around_the_words_of_a_reason_change_nothing(history, store, note):  # noqa: F811
+    [reply_id] = keep(store, sim.texts(1, seed=1))
+    history.commit(history.version(), [(reply_id, "down", note, 0.0)], b"state", 0.0, 0.0)
+    assert history.reasons.in_force() == [(reply_id, "facts", 1)]
+    assert history.labels() == [] and UserTaste(history).evidence()[0] == []
+
+
 @pytest.mark.parametrize("reason", ["long", "facts"])
 def test_one_undo_takes_a_rating_back_with_its_reason(open_tiny, reason):
     with open_tiny() as runtime:
