@@ -59,21 +59,20 @@ class RatedFeatures:
     """The features of a reply that the user saw.
 
     rating: "up", "down" or "1" to "5"; "" if the user did not rate the reply
-    unshown: [U, M], the M measures of U unshown replies (other replies to the question, which the user did
-        not see); None if there are no unshown replies
+    usual: [M], the mean of each measure over the unshown replies (other replies to the question, which the
+        user did not see); None if there are no unshown replies
     """
 
     features: ReplyFeatures
     rating: str
-    unshown: np.ndarray | None = None
+    usual: np.ndarray | None = None
 
     def features_from(self, share: float) -> ReplyFeatures:
         """Return the reply's features after a subtraction: its measures minus `share` times the mean measures
         of the unshown replies."""
-        if self.unshown is None:
+        if self.usual is None:
             return self.features
-        usual = np.float32(share) * self.unshown.mean(axis=0)
-        return replace(self.features, measures=self.features.measures - usual)
+        return replace(self.features, measures=self.features.measures - np.float32(share) * self.usual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +136,7 @@ def _shorter(given: Sequence[Given]) -> int:
 def _probability_of_comparing(given: Sequence[Given], background: Sequence[RatedFeatures]) -> float:
     """Return the probability that the user compares a reply with other replies to its question; 0 if no rated
     reply has unshown replies."""
-    if not any(isinstance(one, RatedFeatures) and one.unshown is not None for one in given):
+    if not any(isinstance(one, RatedFeatures) and one.usual is not None for one in given):
         return 0.0
     fixed, compared = (
         log_evidence_of_measures(with_background(_rows(given, share), _features(background, share)))
@@ -189,7 +188,7 @@ class TasteModel:
         """
         given = given[-MAX_RATINGS:]
         count = sum(isinstance(one, RatedFeatures) or not one.is_reason for one in given)
-        compared = [one for one in background if one.unshown is not None]
+        compared = [one for one in background if one.usual is not None]
         if background and len(compared) < min(MIN_COMPARED, len(background)):
             share = 0.0  # compare rated replies only if the unrated replies can be compared, too
         else:

@@ -57,9 +57,9 @@ class UserTaste:
         # {id of a reply with a rating or a preference: the bytes of the reply's features}; b"" if the reply's
         # text was deleted
         self._features: dict[str, bytes] = {}
-        # {id of a rated reply: measures of the unshown replies to its question}; None before the measures are
-        # loaded
-        self._unshown: dict[str, np.ndarray] | None = None
+        # {id of a rated reply: mean measures [M] of the unshown replies to its question}; None before the
+        # measures are loaded
+        self._usual: dict[str, np.ndarray] | None = None
         self._without_question: set[str] = (
             set()
         )  # ids of rated replies without unshown replies, because the question was deleted or is too long
@@ -72,25 +72,25 @@ class UserTaste:
         model can compare the rated replies with the unshown replies. If nearly all ratings are up, or nearly
         all are down, the model also writes unshown replies to the questions of unrated replies. The work
         takes long (UnshownReplies.complete), so call this function in idle time."""
-        known = self._measured_unshown().keys() | self._without_question
+        known = self._usual_measures().keys() | self._without_question
         newest = [reply_id for reply_id, *_ in self._history.labels()][-COMPARED:]
         newest += [reply_id for reply_id, _ in self._unrated_replies(self.evidence()[0])[:COMPARED_UNRATED]]
         missing = [reply_id for reply_id in newest if reply_id not in known]
         if missing:
             if self._history.unshown.complete(model, backend, missing, pause):
-                self._unshown = self._fitted = None
-            self._without_question.update(set(missing) - self._measured_unshown().keys())
+                self._usual = self._fitted = None
+            self._without_question.update(set(missing) - self._usual_measures().keys())
 
     def add_unshown(self, measures: Mapping[str, np.ndarray]) -> None:
         """Store measures of unshown replies that the caller already has: {id of a rated reply: measures
         [REPLIES, M]}."""
         self._history.unshown.add(measures)
-        self._unshown = self._fitted = None
+        self._usual = self._fitted = None
 
     def forget_features(self) -> None:
         """Drop the features and the measures in memory, and the model that was fitted to them. The store has
         those of the replies that were not deleted."""
-        self._features, self._unshown, self._fitted = {}, None, None
+        self._features, self._usual, self._fitted = {}, None, None
 
     @property
     def model(self) -> TasteModel:
@@ -175,17 +175,17 @@ class UserTaste:
             (reply_id, version, self._features_in_memory(reply_id), rating)
             for reply_id, rating, version in labels
         ]
-        unshown = self._measured_unshown()
+        usual = self._usual_measures()
         return [
-            (id_, version, RatedFeatures(f, rating, unshown.get(id_)))
+            (id_, version, RatedFeatures(f, rating, usual.get(id_)))
             for id_, version, f, rating in known
             if f is not None
         ]
 
-    def _measured_unshown(self) -> dict[str, np.ndarray]:
-        if self._unshown is None:
-            self._unshown = self._history.unshown.load()
-        return self._unshown
+    def _usual_measures(self) -> dict[str, np.ndarray]:
+        if self._usual is None:
+            self._usual = {id_: rows.mean(axis=0) for id_, rows in self._history.unshown.load().items()}
+        return self._usual
 
     def _preferred_features(self) -> list[tuple[int, Given]]:
         """Return (adapter version that the preference made, preference) of each preference in force.
@@ -214,9 +214,9 @@ class UserTaste:
         all are down; else an empty list."""
         if not background_counts(given):
             return []
-        unshown, rows = self._measured_unshown(), self._history.unrated_words(BACKGROUND)
+        usual, rows = self._usual_measures(), self._history.unrated_words(BACKGROUND)
         found = [(row.id, _features_of(row)) for row in rows]
-        return [(id_, RatedFeatures(f, "", unshown.get(id_))) for id_, f in found if f is not None]
+        return [(id_, RatedFeatures(f, "", usual.get(id_))) for id_, f in found if f is not None]
 
     def _load_features(self, ids: Iterable[str]) -> None:
         """Load the features of the replies with these ids that are not in memory yet."""

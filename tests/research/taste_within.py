@@ -77,9 +77,9 @@ class TasteWithin:
     ) -> tuple[int, RatedFeatures]:
         """Return (row, reply) of one reply to a question, which the user rates or passes over."""
         shown, *others = rng.permutation(np.flatnonzero(self.question == question))
-        unshown = np.stack([self.features[i].measures for i in others[:REPLIES]])
+        usual = np.mean([self.features[i].measures for i in others[:REPLIES]], axis=0)
         rating = user.rating(int(stars[shown]), rng) or ""
-        return int(shown), RatedFeatures(self.features[shown], rating, unshown)
+        return int(shown), RatedFeatures(self.features[shown], rating, usual)
 
     def _result(self, model: TasteModel, stars: np.ndarray, unseen: np.ndarray) -> tuple[float, float]:
         features: list[ReplyFeatures] = [self.features[i] for i in unseen]

@@ -29,10 +29,10 @@ def people(seed: int, compares: bool, count: int = 30) -> list[RatedFeatures]:
         replies = [features_of(question, sim.reply(rng), True) for _ in range(1 + unshown.REPLIES)]
         for reply in replies:
             reply.measures[LENGTH] = needed + rng.normal()
-        measures = np.stack([reply.measures for reply in replies[1:]])
+        usual = np.mean([reply.measures for reply in replies[1:]], axis=0)
         wish = -replies[0].measures[LENGTH] + compares * needed
         stars = int(np.clip(np.round(3 + wish * (1 if compares else 0.5)), 1, 5))
-        found.append(RatedFeatures(replies[0], str(stars), measures))
+        found.append(RatedFeatures(replies[0], str(stars), usual))
     return found
 
 
@@ -59,9 +59,7 @@ def test_the_evidence_knows_who_compares():
 
 def test_features_within_a_question():
     rated = people(1, True, 1)[0]
-    assert rated.features_from(1.0).measures == pytest.approx(
-        rated.features.measures - rated.unshown.mean(axis=0)
-    )
+    assert rated.features_from(1.0).measures == pytest.approx(rated.features.measures - rated.usual)
     alone = RatedFeatures(rated.features, "5")
     assert (alone.features_from(1.0).measures == alone.features.measures).all()
 
@@ -96,7 +94,7 @@ def test_each_rated_reply_is_measured_once(runtime):
     assert all(one.shape == (unshown.REPLIES, len(MEASURES)) for one in found.values())
     learner.taste = UserTaste(learner.history)
     given, _ = learner.taste.evidence()
-    assert [one.unshown.tolist() for one in given] == [one.tolist() for one in found.values()]
+    assert [one.usual.tolist() for one in given] == [one.mean(axis=0).tolist() for one in found.values()]
     assert complete(runtime, pytest.fail) == 0
     fourth = answer(runtime, 3)
     runtime.rate(fourth, "down")
@@ -169,7 +167,7 @@ def test_idle_time_measures_them_and_a_call_that_cannot_be_stopped_does_not(runt
     assert not stored_measures(runtime)
     runtime.learning.settle(threading.Event())
     assert len(stored_measures(runtime)) == 3
-    assert all(one.unshown is not None for one in runtime.learner.taste.evidence()[0])
+    assert all(one.usual is not None for one in runtime.learner.taste.evidence()[0])
 
 
 def test_idle_time_does_not_look_again_at_what_it_cannot_compare(runtime, monkeypatch):
