@@ -40,6 +40,9 @@ _REMEDY = (
 )
 # the minimum and maximum seconds between two tries to take the write lock; the pause is random
 _PAUSE_SECONDS = 0.001, 0.004
+# bytes: a longer value is written through a blob handle. SQLite copies the values that a statement gets, and
+# Python keeps the statement with these copies for the next call.
+_LONG = 1 << 16
 
 
 class Database:
@@ -196,9 +199,15 @@ class Database:
         return self._write("INSERT OR REPLACE", table, values)
 
     def _write(self, verb: str, table: str, values: dict[str, Any]) -> int:
-        names, marks = ", ".join(values), ", ".join("?" * len(values))
+        long = {name: v for name, v in values.items() if isinstance(v, bytes) and len(v) > _LONG}
+        names = ", ".join(values)
+        marks = ", ".join("zeroblob(?)" if name in long else "?" for name in values)
         sql = f"{verb} INTO {table} ({names}) VALUES ({marks}) RETURNING rowid"
-        ((rowid,),) = self.execute(sql, *values.values()).fetchall()
+        bound = [len(long[name]) if name in long else value for name, value in values.items()]
+        ((rowid,),) = self.execute(sql, *bound).fetchall()
+        for name, value in long.items():
+            with self.open_blob(table, name, rowid) as blob:
+                blob.write(value)
         return int(rowid)
 
     @property

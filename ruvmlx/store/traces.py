@@ -21,12 +21,10 @@ class Traces:
         """Commit a reply's trace, unless the reply's words were deleted, because a trace holds them, too.
         Delete the oldest traces beyond KEEP_TRACES."""
         with self._db.transaction():
-            self._db.execute(
-                "INSERT OR REPLACE INTO traces (reply_id, seq, data)"
-                " SELECT id, seq, ? FROM replies WHERE id = ? AND prompt_ids != x''",
-                data,
-                reply_id,
-            )
+            seq = self._db.value("SELECT seq FROM replies WHERE id = ? AND prompt_ids != x''", reply_id)
+            if seq is None:
+                return
+            self._db.replace("traces", reply_id=reply_id, seq=seq, data=data)
             self._db.execute(
                 "DELETE FROM traces WHERE seq <= (SELECT seq FROM traces ORDER BY seq DESC LIMIT 1 OFFSET ?)",
                 KEEP_TRACES,

@@ -245,6 +245,20 @@ def test_the_newest_50_replies_keep_their_traces(store):
     assert [i for i in range(53) if store.traces.get(f"{i:02}") is None] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("size", [0, 1, 1 << 16, (1 << 16) + 1, 300_001])
+def test_a_long_value_is_stored_whole_but_no_statement_keeps_it(store, size):
+    """SQLite and Python keep what a statement was given, until it runs again."""
+    value, run = np.random.default_rng(size).bytes(size), []
+    store.db._connection.set_trace_callback(run.append)
+    for name in ("probe", "other", "probe"):
+        store.checkpoints.put_measurement("f", name, b"before")
+        store.checkpoints.put_measurement("f", name, value)
+    store.db._connection.set_trace_callback(None)
+    assert store.checkpoints.measurement("f", "probe") == value
+    assert store.checkpoints.measurement("f", "other") == value
+    assert run and max(map(len, run)) < 2 * (1 << 16) + 200  # a byte is two digits there
+
+
 def test_a_title_is_the_beginning_of_the_first_message(store):
     chat = store.chats.new("m")
     store.messages.add_user(chat, "\n" + "many  words " * 20 + "\nthe text of a file")
