@@ -1,5 +1,6 @@
 """The taste model, on made-up replies and people whose taste is known."""
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ from ruvmlx.sona import taste_fit
 from ruvmlx.sona.taste import RatedFeatures, TasteModel
 from ruvmlx.sona.taste_columns import design
 from ruvmlx.sona.taste_features import features_of
-from ruvmlx.sona.taste_measures import MEASURES
+from ruvmlx.sona.taste_measures import MEASURES, measure_text
 from tests.sona import simulated_tastes as sim
 
 UNSEEN = sim.texts(120, seed=99)
@@ -248,3 +249,9 @@ def test_the_gain_of_shorter_replies_is_clear_after_30_ratings_but_seldom_after_
         gain, deviation = model.predict_gain(shorter, longer)
         clear += abs(gain) > deviation
     assert clear <= 10
+
+
+def test_a_long_row_of_marks_is_measured_at_once():
+    begun = time.process_time()
+    measure_text("." * 16_000 + "x", True)
+    assert time.process_time() - begun < 1
