@@ -1,6 +1,8 @@
 """This module describes the state of learning in sentences for the user. The figures are in the output of
 `learn status --details` and in JSON."""
 
+import re
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from ruvmlx.ratings import FELT, REASONS, is_against
@@ -96,9 +98,17 @@ def _signal_line(group: dict[str, Any]) -> str:
     return f"{group['count']:,} in chats of {group['context']} tokens: {average}"
 
 
-def rating_line(result: "RatingResult", chosen: str = "") -> str:
-    """Return sentences about the effect of one rating. chosen: the flags that choose the same model and
-    adapter for `learn undo`, as in "--adapter work"; "" for the adapter in use."""
+def with_flags(text: str, flags: dict[str, Any]) -> str:
+    """Return a text for the user in which each command that acts on an adapter has the flags that choose the
+    model and the adapter. Without these flags, the command would act on the adapter in use. flags: the values
+    of --model and --adapter; None: the user did not give the flag"""
+    given = {"--model": flags["model"], "--adapter": flags["adapter"]}
+    chosen = shlex.join(word for flag, value in given.items() if value for word in (flag, value))
+    return re.sub("`ruvmlx (chat|learn|rate)[^`]*", lambda command: f"{command[0]} {chosen}".rstrip(), text)
+
+
+def rating_line(result: "RatingResult") -> str:
+    """Return sentences about the effect of one rating."""
     replaced = _of_five(result.replaces) if result.replaces else ""
     earlier = f"This rating replaces your earlier one ({replaced}). " if replaced else ""
     if result.reason == "facts":
@@ -118,7 +128,7 @@ def rating_line(result: "RatingResult", chosen: str = "") -> str:
         effect = f". Your ratings together still ask for {wanted}."
     else:
         effect = f": {'more' if moved > 0 else 'less'} like this."
-    return f"Learned from your rating ({given}){effect} {earlier}{_after(result, chosen)}"
+    return f"Learned from your rating ({given}){effect} {earlier}{_after(result)}"
 
 
 def reply_line(question: str) -> str:
@@ -134,20 +144,18 @@ def _of_five(rating: str) -> str:
     return f"{rating} of 5" if rating.isdigit() else rating
 
 
-def preference_line(result: "PreferenceResult", chosen: str = "") -> str:
-    """Return sentences about the effect of one preference (a choice between two replies). chosen: as in
-    `rating_line`."""
+def preference_line(result: "PreferenceResult") -> str:
+    """Return sentences about the effect of one preference (a choice between two replies)."""
     if not result.applied:
         return f"Kept your preference; it changed nothing. {_version(result.adapter_version)}"
     learned = "Learned from your preference: more like the better one than like the other."
-    return f"{learned} {_after(result, chosen)}"
+    return f"{learned} {_after(result)}"
 
 
-def _after(result: "RatingResult | PreferenceResult", chosen: str) -> str:
+def _after(result: "RatingResult | PreferenceResult") -> str:
     """Return sentences that say, after a rating or preference, how far the model is from the original model,
-    and which command undoes the rating or preference. chosen: as in `rating_line`."""
-    undo = f"ruvmlx learn undo {chosen}".rstrip()
-    return f"{_change_sentence(result.kl, result.kl_cap)}. `{undo}` takes it back."
+    and which command undoes the rating or preference."""
+    return f"{_change_sentence(result.kl, result.kl_cap)}. `ruvmlx learn undo` takes it back."
 
 
 def _learned_text(facts: dict[str, Any]) -> str:

@@ -20,6 +20,7 @@ from ..learning_words import (
     reply_line,
     status_facts,
     status_lines,
+    with_flags,
 )  # fmt: skip
 from ..optimizer_words import optimizer_rows, tuning_line
 from .interrupt import ctrl_c_sets
@@ -86,21 +87,21 @@ def _taste(history: Any) -> dict[str, Any]:
     return asdict(known) | {"sentence": known.sentence}
 
 
-def _show_status(history: Any, status: Any, as_json: bool, done: str) -> None:
+def _show_status(history: Any, status: Any, as_json: bool, done: str, flags: dict[str, Any]) -> None:
     """Show the present state of the adapter. done: a sentence that says what the command changed."""
     facts = status_facts(status)
     if not as_json:
-        say(done)
+        say(with_flags(done, flags))
         facts["taste"] = _taste(history)
-    _show_facts(facts, as_json)
+    _show_facts(facts, as_json, flags)
 
 
-def _show_facts(facts: dict[str, Any], as_json: bool) -> None:
+def _show_facts(facts: dict[str, Any], as_json: bool, flags: dict[str, Any]) -> None:
     if as_json:
         print_json(facts)
         return
     for line in status_lines(facts):
-        say(line)
+        say(with_flags(line, flags))
     if "router" in facts:
         show_router(facts["router"])
 
@@ -122,7 +123,7 @@ def status(details: bool, as_json: bool, **flags: Any) -> None:
         facts["router"] = router_of(settings, reading=True).status().facts
     if details or as_json:
         facts["optimizer"] = _optimizer(settings, history)
-    _show_facts(facts, as_json)
+    _show_facts(facts, as_json, flags)
     if details and not as_json:
         table_of_facts([*detail_rows(facts), *optimizer_rows(facts["optimizer"])])
 
@@ -143,7 +144,7 @@ def undo(as_json: bool, **flags: Any) -> None:
             "The background learning after it no longer counts, either: "
             f"`ruvmlx learn rollback {before.adapter_version}` brings both back."
         )
-    _show_status(history, found, as_json, " ".join(filter(None, said)))
+    _show_status(history, found, as_json, " ".join(filter(None, said)), flags)
 
 
 def _undone_line(kind: str) -> str:
@@ -177,7 +178,7 @@ def rollback(version: int | None, before: datetime | None, as_json: bool, **flag
         found, wanted = _before(history, before)
     gone = "" if wanted == found.adapter_version else _gone_line(wanted, found.adapter_version)
     line = _rollback_line(was, found.adapter_version, has_date=version is None)
-    _show_status(history, found, as_json, line + gone)
+    _show_status(history, found, as_json, line + gone, flags)
 
 
 def _gone_line(wanted: int, version: int) -> str:
@@ -241,7 +242,7 @@ def consolidate(
     else:
         say(_result_line(report))
         for line in status_lines(facts | {"reason": ""}):  # _result_line has this result
-            say(line)
+            say(with_flags(line, flags))
         if kv["changed"]:
             show(f"KV cache: {kv['reason']} (see `ruvmlx learn kv`)")
         for one in tuned:
@@ -288,16 +289,14 @@ def _deepen(runtime: Any, cancel: threading.Event) -> dict[str, Any]:
     return {"promoted": None, "ppl_change": None} | report
 
 
-STARTED_OVER = "The adapter starts over, as after `ruvmlx learn rollback 0`. Nothing was deleted."
-
-
 @learn.command()
 @model_options
 @json_option
 def reset(as_json: bool, **flags: Any) -> None:
     """Start over from the original model. Versions stay on disk: `learn rollback VERSION` returns to one."""
     history = _history(flags)
-    _show_status(history, history.rollback(0), as_json, STARTED_OVER)
+    done = "The adapter starts over, as after `ruvmlx learn rollback 0`. Nothing was deleted."
+    _show_status(history, history.rollback(0), as_json, done, flags)
 
 
 _NEEDS = {
@@ -323,7 +322,8 @@ def export(format_: str, as_json: bool, **flags: Any) -> None:
         print_json(row)
     if not found and not as_json:
         why = f"The format {format_} needs {_NEEDS[format_]}. {HOW_TO_RATE}"
-        log(f"Nothing to export. {nothing_in_use(status_facts(history.status())) or why}")
+        why = nothing_in_use(status_facts(history.status())) or why
+        log(with_flags(f"Nothing to export. {why}", flags))
 
 
 @learn.command("chart")
@@ -350,7 +350,7 @@ def taste_chart(svg: Path | None, as_json: bool, **flags: Any) -> None:
     else:
         for line in chart.plot(record) if record.ratings else []:
             show_whole(line)
-    say(chart.summary(record, nothing_in_use(status_facts(history.status()))))
+    say(with_flags(chart.summary(record, nothing_in_use(status_facts(history.status()))), flags))
 
 
 @learn.command("kv")

@@ -1,7 +1,6 @@
 """The command `ruvmlx rate` stores the user's rating of a reply, or stores which of two replies the user
 prefers."""
 
-import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,7 +8,7 @@ import click
 from ruvmlx.errors import UsageError
 from ruvmlx.ratings import REASONS, check_reason, with_reason
 
-from ..learning_words import preference_line, rating_line, reply_line
+from ..learning_words import preference_line, rating_line, reply_line, with_flags
 from .completion_values import complete_ratings, complete_replies
 from .options import model_options, open_runtime, resolve
 from .output import json_option, print_json
@@ -36,14 +35,14 @@ def rate(
     """Rate a reply (its id, or last), or say which of two is better: the weights change at once."""
     from ruvmlx.sona.objective import check_rating
 
-    line: str
+    line, question = "", ""
     if better is not None and worse is not None:
         if reply_id or note or why:
             raise UsageError("--better and --worse take neither a rating nor a note or reason.")
         with open_runtime(resolve(flags)) as runtime:
             adapter = _writer_of(runtime, better, flags)
             result: Any = runtime.choices.prefer(better, worse, adapter)
-        line = preference_line(result, _undo_flags(adapter, flags))
+        line = preference_line(result)
     else:
         from ..progress import watching
 
@@ -61,14 +60,14 @@ def rate(
             else:
                 assert why is not None
                 result = runtime.choices.give_reason(reply_id, why, adapter)
-            question = runtime.store.replies.get(result.reply_id).prompt
-        line = rating_line(result, _undo_flags(adapter, flags))
-        if reply_id == "last":
-            line = f"{line} {reply_line(question)}".rstrip()
+            if reply_id == "last":
+                question = runtime.store.replies.get(result.reply_id).prompt
+        line = rating_line(result)
     if as_json:
         print_json(result)
         return
-    say(line)
+    line = with_flags(line, flags | {"adapter": adapter or flags["adapter"]})
+    say(f"{line} {reply_line(question)}".rstrip())
     if flags["adapter"] and result.adapter_version == 1:
         hint(f"The adapter {flags['adapter']!r} is new: this is its first rating.")
     if adapter is not None:
@@ -83,13 +82,6 @@ def _writer_of(runtime: "Runtime", reply_id: str, flags: dict[str, Any]) -> str 
         return None
     writer = runtime.store.replies.get(reply_id).adapter
     return None if writer == runtime.learner.history.name else writer
-
-
-def _undo_flags(writer: str | None, flags: dict[str, Any]) -> str:
-    """Return the flags with which `learn undo` finds the model and the adapter that learned. writer: as
-    `_writer_of` returns it."""
-    given = {"--model": flags["model"], "--adapter": writer or flags["adapter"]}
-    return shlex.join(word for flag, value in given.items() if value for word in (flag, value))
 
 
 VERBS = [rate]

@@ -1,6 +1,7 @@
 """`ruvmlx adapters` as scripts call it, on the tiny model."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -111,6 +112,18 @@ def test_export_and_rm_say_the_same_of_an_adapter_that_has_learned_nothing(tiny_
     code, _, err = tiny_cli("adapters", "rm", "default")
     assert code == 2 and "it has learned nothing yet. There is nothing to delete." in err
     assert "--force" not in err
+
+
+@pytest.mark.parametrize("verb", [("status",), ("undo",), ("rollback", "1"), ("reset",), ("export",)])
+def test_a_command_to_try_next_names_the_adapter_that_the_user_named(learned, verb):
+    """Without the flag, `learn undo` would take back a rating of the adapter in use."""
+    learned("adapters", "save", "other")
+    if verb == ("export",):
+        learned("learn", "reset", "--adapter", "other")
+    _, out, err = learned("learn", *verb, "--adapter", "other")
+    said = re.findall("`ruvmlx (?:chat|learn|rate)[^`]*`", out + err)
+    assert said and all(command.endswith(" --adapter other`") for command in said)
+    assert "--adapter" not in learned("learn", "status")[1]
 
 
 def test_ls_says_what_is_there_and_what_is_in_use(learned, tiny):
