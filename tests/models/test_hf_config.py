@@ -73,7 +73,6 @@ def test_a_sliding_window_holds_where_the_family_says(keys, window):
     [
         ({"model_type": "phi3"}, "model_type 'phi3'", UnsupportedModel),
         ({"model_type": "llama4"}, "mixtures of experts with attention in chunks", UnsupportedModel),
-        ({"model_type": None}, "model_type 'None'", UnsupportedModel),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'", UnsupportedModel),
         ({"partial_rotary_factor": 0.5}, "part of each head", UnsupportedModel),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "'gptq'", UnsupportedModel),
@@ -90,7 +89,8 @@ def test_a_sliding_window_holds_where_the_family_says(keys, window):
             UnsupportedModel,
         ),
         ({"hidden_size": "64"}, "hidden_size is '64'", CorruptFile),
-        ({"hidden_size": "absent"}, "hidden_size is 'None'", CorruptFile),
+        ({"hidden_size": "absent"}, "hidden_size is missing", CorruptFile),
+        ({"model_type": None}, "model_type is missing", UnsupportedModel),
         ({"hidden_size": True}, "hidden_size is 'True'", CorruptFile),
         ({"num_hidden_layers": 0}, "n_layers is 0", CorruptFile),
         ({"num_hidden_layers": 10**6}, "n_layers is 1000000", CorruptFile),

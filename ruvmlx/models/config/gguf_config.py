@@ -80,9 +80,8 @@ class Keys:
         return self.file.metadata.get(self.prefix + key, default)
 
     def _bad(self, key: str, got: Any, expected: str) -> CorruptFile:
-        return CorruptFile(
-            f"{self.where}: key {self.prefix}{key} is {str(got)[:40]!r}; {expected} was expected."
-        )
+        what = "missing" if got is None else repr(str(got)[:40])
+        return CorruptFile(f"{self.where}: key {self.prefix}{key} is {what}; {expected} was expected.")
 
     def text(self, key: str, default: str) -> str:
         value = self.get(key, default)

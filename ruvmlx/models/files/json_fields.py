@@ -15,7 +15,8 @@ class Fields:
         self.data, self.where = data, where
 
     def _bad(self, key: str, value: Any, expected: str) -> CorruptFile:
-        return CorruptFile(f"{self.where}: {key} is {str(value)[:40]!r}; {expected} was expected.")
+        what = "missing" if value is None else repr(str(value)[:40])
+        return CorruptFile(f"{self.where}: {key} is {what}; {expected} was expected.")
 
     def has(self, key: str) -> bool:
         return self.data.get(key) is not None
