@@ -213,6 +213,7 @@ NUMBERS = np.arange(3, dtype=np.int32)
         ({"tokenizer.ggml.pre": "poro-chat"}, "pre-tokenizer 'poro-chat'", UnsupportedModel),
         ({"tokenizer.ggml.tokens": ["x"] * 321}, "tokenizer.ggml.token_type", CorruptFile),
         ({"tokenizer.ggml.tokens": []}, "is empty", CorruptFile),
+        ({"tokenizer.ggml.merges": None}, "tokenizer.ggml.merges is missing", CorruptFile),
         ({"tokenizer.ggml.merges": ["a b c"]}, "not a pair", CorruptFile),
         ({"tokenizer.ggml.merges": ["q zz"]}, "the library that reads it fails", CorruptFile),
         ({"tokenizer.ggml.eos_token_id": u32(9999)}, "eos_token_id is not one of", CorruptFile),
