@@ -118,7 +118,7 @@ def _build(vocab: "GGUFVocab", pre: str, added: dict[str, int]) -> Any:
 
 def _merges(vocab: "GGUFVocab") -> list[tuple[str, str]]:
     if "tokenizer.ggml.merges" not in vocab.file.metadata:
-        raise CorruptFile(f"{vocab.where}: tokenizer.ggml.merges is missing. Convert or fetch the model again.")
+        raise CorruptFile(f"{vocab.where}: tokenizer.ggml.merges is missing. Fetch the model again.")
     pairs: list[Any] = [tuple(merge.split(" ")) for merge in vocab.strings("tokenizer.ggml.merges")]
     bad = next((i for i, pair in enumerate(pairs) if len(pair) != 2), None)
     if bad is not None:
