@@ -220,9 +220,11 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
     async def action_delete(self) -> None:
         if self._naming or not (entry := await self._settled_choice()):
             return
+        at = self._entries.index(entry)
+        near = self._entries[at + 1 :] or self._entries[:at][-1:]
         if await self._done(lambda runtime: runtime.store.chats.soft_delete(entry.id)):
             self.has_deleted_open_chat |= entry.id == self._chat.state.session
-            self._search()
+            self._search(near[0].id if near else None)
             back = self._key("chat_bring_back", "^z")
             self._say(f"Deleted: {entry.title} · for a day, {back} brings it back")
 

@@ -89,8 +89,9 @@ async def test_a_chat_can_be_renamed_deleted_and_restored(chatting, three, open_
         await until(pilot, lambda: rows(app)[1] == "Stripes" and app.screen.options.highlighted == 1)
         await pilot.press("ctrl+x")
         await until(pilot, lambda: len(rows(app)) == 2 and "Deleted: Stripes" in screen_text(app))
+        assert app.screen.options.highlighted == 1  # the chat that follows
         await pilot.press("ctrl+x")
-        await until(pilot, lambda: len(rows(app)) == 1)
+        await until(pilot, lambda: len(rows(app)) == 1 and app.screen.options.highlighted == 0)
         await pilot.press("ctrl+z")
         await until(pilot, lambda: len(rows(app)) == 2)
         await pilot.press("escape")
