@@ -229,6 +229,23 @@ def test_sentencepiece_like_json(style, tmp_path):
             assert ours.decode(ours.encode(text, add_bos=False)) == text.replace("▁", " ")
 
 
+def test_special_tokens_that_trim_the_text_beside_them(tmp_path):
+    """Phi-3's role tokens remove the line end after them: as the library itself encodes."""
+    from tokenizers import Tokenizer
+
+    folder = make_safetensors_model(tmp_path / "m")
+    path = folder / "tokenizer.json"
+    body = json.loads(path.read_text())
+    for token, flag in zip(body["added_tokens"][1:], ("rstrip", "lstrip"), strict=True):
+        token[flag] = True
+    path.write_text(json.dumps(body))
+    theirs = Tokenizer.from_file(str(path))
+    for ours in (folder_tokenizer(folder), load_model(str(folder)).tokenizer):
+        for text in ("<|im_start|>user\n the <|im_end|>\n<|im_start|>\n", " <|im_start|> <|im_end|> a", " a"):
+            want = theirs.encode(text, add_special_tokens=False).ids
+            assert ours.encode(text, add_bos=False, special=True) == want, text
+
+
 def test_added_tokens_beside_a_tokenizer_model(tmp_path):
     """Chat tokens that a fine-tune added after the SentencePiece vocabulary."""
     spm_file(tmp_path)

@@ -53,7 +53,11 @@ class BaseTokenizer(ABC):
         more_eos_ids: Iterable[int] = (),
         chat_template: str | None = None,
         strips_leading_space: bool = False,
+        trims_before: Iterable[str] = (),
+        trims_after: Iterable[str] = (),
     ):
+        """trims_before, trims_after: the special tokens before and after which the tokenizer removes the
+        spaces and line ends of a text."""
         self.vocab_size = vocab_size
         self.special_tokens: Mapping[str, int] = {text: i for text, i in special_tokens.items() if text}
         self.bos_id = bos_id
@@ -64,6 +68,7 @@ class BaseTokenizer(ABC):
         self.eos_ids = frozenset(ends.union(known, () if eos_id is None else (eos_id,)))
         self.chat_template = chat_template
         self.strips_leading_space = strips_leading_space
+        self.trims_before, self.trims_after = frozenset(trims_before), frozenset(trims_after)
         self._special_ids = frozenset(self.special_tokens.values()) | self.eos_ids
         self.default_system: str | None = None
         self._bytes: dict[int, bytes] = {}
@@ -199,10 +204,16 @@ class BaseTokenizer(ABC):
                 return ids
             if i % 2:
                 ids.append(self.special_tokens[part])
-            elif run := part.replace(GUARD, ""):
+            elif run := self._trim(part.replace(GUARD, ""), parts[i - 1 : i], parts[i + 1 : i + 2]):
                 begins, left = not ids, None if most is None else most - len(ids)
                 ids += self._encode_bounded(partial(self._runs, first=begins, salt=salt), run, left)
         return ids
+
+    def _trim(self, run: str, before: Sequence[str], after: Sequence[str]) -> str:
+        """Return a run of text without the spaces that its neighbours remove. before, after: [the special
+        token beside the run], or []."""
+        run = run if self.trims_after.isdisjoint(before) else run.lstrip()
+        return run if self.trims_before.isdisjoint(after) else run.rstrip()
 
     @staticmethod
     def _encode_bounded(encode: Callable[[str], Sequence[int]], run: str, most: int | None) -> list[int]:

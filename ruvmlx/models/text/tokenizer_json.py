@@ -91,6 +91,8 @@ class JsonTokenizer(BaseTokenizer):
             more_eos_ids=eos_ids,
             chat_template=template,
             strips_leading_space=self._steps.prefixes_space or self._steps.word_pieces,
+            trims_before=[t.content for t in added.values() if t.lstrip and t.content in special],
+            trims_after=[t.content for t in added.values() if t.rstrip and t.content in special],
         )
         self._plain_added = {i: t.content for i, t in added.items() if t.content not in special}
         plain = [t for t in added.values() if t.content not in special]

@@ -130,6 +130,8 @@ class _Answers:
         facts = {name: getattr(tokenizer, name) for name in names.split()}
         return facts | {
             "special_tokens": dict(tokenizer.special_tokens),
+            "trims_before": sorted(tokenizer.trims_before),
+            "trims_after": sorted(tokenizer.trims_after),
             "more_eos_ids": sorted(tokenizer.eos_ids.union(eos)),
         }
 
