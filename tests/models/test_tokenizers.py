@@ -155,6 +155,15 @@ def test_eos_ids_come_from_everywhere(tmp_path):
     assert tokenizer.eos_id == 2
 
 
+@pytest.mark.parametrize(("other", "ends"), [("<|user|>", True), ("<|call|>", False)])
+def test_end_of_a_part_of_a_reply(other, ends, tmp_path):
+    """<|end|> ends a reply of Phi-3, but in gpt-oss, which has <|call|>, only a part of a reply."""
+    write_tokenizer(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(path.read_text().replace("<|im_end|>", "<|end|>").replace("<|im_start|>", other))
+    assert folder_tokenizer(tmp_path).eos_ids == ({0, 2} if ends else {0})
+
+
 @pytest.mark.parametrize(
     ("change", "adds"),
     [({}, False), ({"add_bos_token": True}, True), ({"add_bos_token": False}, False), ("post", True)],

@@ -25,6 +25,9 @@ END_TOKENS = frozenset(
         "<|end_of_sentence|> <｜end▁of▁sentence｜>"
     )
 )
+# In a vocabulary with one of these tokens (gpt-oss, Solar Open), <|end|> ends only a part of a reply, for
+# example the thought.
+CALL_TOKENS = frozenset(("<|call|>", "<|calls|>"))
 BRIEF = 64  # `_encode_bounded` first encodes text for about this number of tokens beyond the limit
 LETTERS = 8  # ordinary text has on average at most this number of characters per token
 LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|\[/?[A-Z_]+\]|</?s>|<(start|end)_of_turn>", re.DOTALL)
@@ -62,7 +65,8 @@ class BaseTokenizer(ABC):
         self.special_tokens: Mapping[str, int] = {text: i for text, i in special_tokens.items() if text}
         self.bos_id = bos_id
         self.adds_bos = adds_bos and bos_id is not None
-        ends = {i for text, i in self.special_tokens.items() if text in END_TOKENS}
+        known_ends = END_TOKENS if CALL_TOKENS.isdisjoint(self.special_tokens) else END_TOKENS - {"<|end|>"}
+        ends = {i for text, i in self.special_tokens.items() if text in known_ends}
         self.eos_id = eos_id  # the id of the token that templates get as the variable eos_token
         known = (i for i in more_eos_ids if 0 <= i < vocab_size)
         self.eos_ids = frozenset(ends.union(known, () if eos_id is None else (eos_id,)))
