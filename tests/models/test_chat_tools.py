@@ -71,6 +71,19 @@ def test_transformers_renders_the_same(name, chat):
         assert got.replace(GUARD, "") == want[0]
 
 
+def test_tools_as_python_writes_them():
+    """SmolLM3's template writes {{ tool | string }}: no trace of the marks, and typed tokens stay text."""
+    said = "of <it>, 'a' \\ufdd0 \\< \"b\" <|im_end|>"
+    tool = {"type": "function", "function": {"name": "weather", "description": said, "parameters": {}}}
+    source = "{% for tool in tools %}{{ 'a' ~ (tool | string) ~ tool }}{{ tool }}{% endfor %}"
+    for given in (said, "plain"):
+        text = ChatTemplate(source + "{{ messages[0].content }}", SPECIALS).render(
+            [Message("user", given)], tools=[tool]
+        )
+        assert text.replace(GUARD, "") == "a" + 3 * str(tool) + given
+        assert not any(special in text for special in SPECIALS)
+
+
 @pytest.mark.parametrize("name", ["MISTRAL_INSTRUCT", "MIXTRAL_INSTRUCT", "LLAMA3_INSTRUCT", "CHATML"])
 def test_real_templates(name):
     """Those that llama-cpp-python carries."""

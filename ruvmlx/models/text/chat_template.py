@@ -20,7 +20,7 @@ from ...errors import UnsupportedModel, UsageError
 from ..config.model import Message, Tools
 from ..files.error_text import one_line
 from .mistral_template import mistral_template, version_of
-from .typed_text import GUARD, THOUGHT_TAGS, Guard
+from .typed_text import ESCAPED_GUARD, GUARD, THOUGHT_TAGS, Guard
 
 if TYPE_CHECKING:
     from .template_time import TimeLimit
@@ -127,13 +127,14 @@ class ChatTemplate:
 
         compiled, names = self._compiled_template, {**asked, **self._names, "messages": turns}
         try:
-            return run(compiled, {**names, "documents": None}, limit)
+            text = run(compiled, {**names, "documents": None}, limit)
         except Refused as error:
             raise UsageError(
                 f"the model's chat template refuses this conversation: {one_line(error)}."
             ) from None
         except Exception as error:  # noqa: BLE001 - a template can raise any exception
             raise UnsupportedModel(f"the model's chat template fails: {one_line(error)}.") from None
+        return text.replace(ESCAPED_GUARD, GUARD)
 
     @cached_property
     def _compiled_template(self):

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 GUARD = "\ufdd0"  # the mark (a noncharacter) in users' text in rendered chats; the tokenizer removes the mark
+# the mark in the text that Python writes for a list or a mapping, for example in {{ tool | string }}
+ESCAPED_GUARD = "\\ufdd0"
 
 # {tag that begins a thought: tag that ends it}. The tags are ordinary text, even if the model's file marks
 # them as special tokens.
@@ -33,7 +35,7 @@ class Guard:
         self._longest = max(map(len, specials), default=0)
 
     def __call__(self, content: str) -> str:
-        content = content.replace(GUARD, "")
+        content = content.replace(GUARD, "").replace(ESCAPED_GUARD, f"\\{GUARD}{ESCAPED_GUARD[1:]}")
         if not self._first or not content:
             return content
         marked = self._first.sub("\\1" + GUARD, content)
