@@ -199,11 +199,11 @@ async def test_a_chat_that_opens_while_older_messages_load_can_load_its_own(monk
 
         monkeypatch.setattr(transcript, "wait_until_drawn", wait_and_restart)
         monkeypatch.setattr(shown, "_mark_left_out", mark_and_restart)
-        await asyncio.wait_for(shown.load_earlier(), 5)
+        await asyncio.wait_for(shown.load_earlier(), 60)
         await restarts[0]
         texts = [message.text for message in shown.messages]
         assert texts == [turn.content for turn in turns[-len(texts) :]]
-        await asyncio.wait_for(shown.load_earlier(), 5)
+        await asyncio.wait_for(shown.load_earlier(), 60)
         await until(pilot, lambda: shown_count(app) >= MAX_SHOWN_MESSAGES + EARLIER)
 
 
