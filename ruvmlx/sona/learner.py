@@ -1,9 +1,7 @@
 """This module holds the learner. The learner keeps traces of replies, and changes the adapter's weights by
 ratings and preferences. A trace is the gradient of a reply's log-probability, usually recorded while the
-model generates the reply.
-
-The learner commits a change of weights to the store together with the rating that caused the change. The
-model uses the new weights only after the commit.
+model generates the reply. The learner commits a change of weights to the store together with the rating that
+caused the change. The model uses the new weights only after the commit.
 """
 
 import time
@@ -221,11 +219,9 @@ class Learner:
         return CommittedUpdate(before, self.state, traces, apply_us, replaced)
 
     def give_reason(self, reply_id: str, reason: str) -> RatingResult:
-        """Store why a user rated a reply bad, as the beginning of the rating's note, and give the rating
-        again with this note. If the old rating is the newest feedback, the old rating is undone first, so one
-        undo later takes back both the rating and its reason.
-
-        reason: a key of `REASONS`
+        """Store why a user rated a reply bad (`reason`, a key of REASONS), as the beginning of the rating's
+        note, and give the rating again with this note. If the old rating is the newest feedback, the old
+        rating is undone first, so one undo later takes back both the rating and its reason.
 
         Raises UsageError for an unknown reason, or without a bad rating in force; also the errors of `rate`.
         """
@@ -345,8 +341,8 @@ class Learner:
         self, base: LearnerState, pieces: Sequence[Weighed], what: str, protect: Protect | None = None,
         taste: TasteModel | None = None,
     ) -> tuple[LearnerState, float]:  # fmt: skip
-        """Return the state after one update by some ratings or preferences (`base` itself if all weights are
-        0), and the duration of the update in microseconds.
+        """Return the state after one update by some ratings or preferences (`base` itself if nothing
+        changes), and the duration of the update in microseconds.
 
         pieces: for each rating or preference, the traces and weights of its replies
         what: the kind of feedback, for the error message; protect: as in `update_by`
@@ -364,6 +360,9 @@ class Learner:
                 update = update_by(micro, pushes, self.probe, base.kl, max(0.0, more), push, protect)
             else:
                 update = instant.update_trend(micro, [*chain.from_iterable(pushes)], self.probe.floor)
+            # a rating that teaches nothing can replace a rating with a reason, which no longer counts
+            if update is None and base.version == _NEVER_STORED and taste and push is not None:
+                update = instant.rescale_to_caps(micro, self.probe, push)
         except kernels.NotFinite as e:
             raise RuvmlxError(
                 f"the {what} was not applied: the update is not finite ({e}). The adapter is unchanged."

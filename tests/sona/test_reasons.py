@@ -206,6 +206,17 @@ def test_another_rating_of_the_reply_takes_its_reason_back(open_tiny):
         assert not runtime.learner.micro.taste.any()
 
 
+def test_wrong_facts_take_an_earlier_reason_back(open_tiny):
+    """Also if newer ratings came after the rating with the earlier reason."""
+    with open_tiny() as runtime:
+        first, second = reply(runtime, seed=1), reply(runtime, seed=2)
+        runtime.rate(first, "down", "too long")
+        runtime.rate(second, "up")
+        assert runtime.learner.micro.taste.any()
+        runtime.choices.give_reason(first, "facts")
+        assert not runtime.learner.micro.taste.any()
+
+
 def test_a_reason_for_an_earlier_reply_leaves_later_ratings(open_tiny):
     with open_tiny() as runtime:
         first, second = reply(runtime, seed=1), reply(runtime, seed=2)
