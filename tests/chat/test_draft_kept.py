@@ -55,6 +55,16 @@ async def test_a_key_that_clears_the_input_gives_one_message_and_quits_while_it_
         await until(pilot, lambda: runtime.closed)
 
 
+async def test_text_that_came_back_is_cleared_before_the_key_quits():
+    runtime = ScriptedRuntime()
+    async with chatting(runtime) as (app, pilot):
+        app.chat.prompt.text = "a draft"
+        await pilot.press("ctrl+c", "up", "ctrl+c")
+        assert app.chat.prompt.text == "" and app.phase == "idle"
+        await pilot.press("ctrl+c")
+        await until(pilot, lambda: runtime.closed)
+
+
 @pytest.mark.parametrize("back", [["escape"], ["down", "escape"]])
 @pytest.mark.parametrize("key", ["e", "E"])
 async def test_a_draft_outlives_the_history_during_an_edit(branching, key, back):  # noqa: F811

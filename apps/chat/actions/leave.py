@@ -38,12 +38,12 @@ class LeaveActions:
     def interrupt(self) -> None:
         """Copy the selected text, because the user pressed Ctrl+C. If no text is selected, stop the reply or
         the opening of a model. If no work can be stopped, move the text of the input to the history and show
-        a message. A second Ctrl+C during the time of this message ends the app."""
+        a message. A second Ctrl+C during the time of this message ends the app, if the input has no text."""
         if self._clipboard.copy_selected_text():
             return
         if self._chat.can_stop:
             self._write.stop()
-        elif time.monotonic() < self._quit_until:
+        elif time.monotonic() < self._quit_until and not self._chat.prompt.text.strip():
             self.leave()
         else:
             kept = "The text is kept: ↑ shows it. " if self._chat.prompt.clear_into_history() else ""
