@@ -11,7 +11,7 @@ from ruvmlx.apps.chat.messages import Notice, ReplyMessage, ToolMessage
 from ruvmlx.apps.chat.options import ChatOptions
 from ruvmlx.apps.chat.plain import PlainChat
 from ruvmlx.apps.chat.tool_screen import ToolScreen
-from ruvmlx.apps.chat.tools import chat_tools
+from ruvmlx.apps.chat.tools import chat_tools, connections
 from ruvmlx.apps.chat.tools.described import TEACHES_NOTHING, call_lines, short_lines
 
 from ruvmlx.backends.select import open_backend
@@ -175,6 +175,21 @@ async def test_esc_stops_a_running_call(open_roomy, small_tools):
         await until(pilot, lambda: app.phase == "idle", seconds=10)
         [message] = app.query(ToolMessage)
         assert message.result == "(The user stopped this call.)" and not app.query(ReplyMessage)
+        app.host.close_now()
+
+
+async def test_esc_stops_the_start_of_a_server(open_roomy, home, monkeypatch):
+    monkeypatch.setattr(connections, "START_SECONDS", 12.0)  # the test's own wait for Esc is shorter
+    write_servers(home, silent={"command": "sleep", "args": ["60"]})
+    app = ChatApp(open_roomy, OPTIONS)
+    async with app.run_test(size=SMALL) as pilot:
+        await until(pilot, lambda: app.phase == "idle")
+        app.chat.prompt.text = "/tools on silent"
+        await pilot.press("enter")
+        await until(pilot, lambda: "Esc stops" in screen_text(app))
+        await pilot.press("escape")
+        await until(pilot, lambda: app.phase == "idle", seconds=10)
+        assert "did not answer" not in screen_text(app)
         app.host.close_now()
 
 

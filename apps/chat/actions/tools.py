@@ -4,6 +4,7 @@ run the call."""
 
 import asyncio
 import threading
+from functools import partial
 
 from ruvmlx.engine.types import GenerationResponse
 from ruvmlx.errors import Interrupted
@@ -24,8 +25,8 @@ class ToolActions:
         self._cancel = threading.Event()
 
     async def list_or_switch(self, argument: str) -> None:
-        """List the tools, or turn a tool server on or off. A separate thread starts the server, because the
-        start can take a minute and would block the runtime's thread."""
+        """List the tools, or turn a tool server on or off. The method does not wait for a server's start,
+        which can take a minute, because the app would handle no key during this wait."""
         chat = self._chat
         if not argument:
             outcome = await chat.host.call_between(
@@ -33,8 +34,13 @@ class ToolActions:
             )
             await chat.transcript.add(Notice(outcome.notice))
             return
-        self._cancel, session = threading.Event(), chat.state.session
+        self._cancel = threading.Event()
         chat.phase, chat.status.message = "replying", "Starting the tool server; Esc stops"
+        chat.start(partial(self._switch, argument))
+
+    async def _switch(self, argument: str) -> None:
+        chat = self._chat
+        session = chat.state.session
         try:
             said = await asyncio.to_thread(switch, chat.state, argument, self._cancel)
         finally:
