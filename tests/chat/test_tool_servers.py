@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -180,6 +181,20 @@ def test_a_server_ends_with_the_chat(tools):
     [connection] = tools._connections._open.values()
     tools.close()
     assert connection.task.done()
+
+
+def test_a_server_that_starts_ends_with_the_chat(tools, home):
+    script = f"echo $$ > {home}/new && mv {home}/new {home}/pid; exec sleep 60"
+    write_servers(home, silent={"command": "sh", "args": ["-c", script]})
+    with ThreadPoolExecutor() as threads:
+        started = threads.submit(tools.turn_on, "silent", threading.Event())
+        while not (home / "pid").exists():
+            time.sleep(0.02)
+        tools.close()
+        with pytest.raises(Interrupted):
+            started.result(5)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((home / "pid").read_text()), 0)
 
 
 def test_two_tools_with_one_name_are_told_apart(tools, home):

@@ -7,6 +7,7 @@ import contextlib
 import tempfile
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import CancelledError
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, TypeVar
@@ -60,6 +61,8 @@ class Connections:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open: dict[str, _Connection] = {}
+        self._starts: set[asyncio.Future[Any]] = set()  # one for each server that starts now
+        self._tasks: set[asyncio.Task[None]] = set()  # one for each server that has not ended
 
     def start(self, server: ToolServer, cancel: threading.Event) -> list[ServerTool]:
         """Start a tool server or connect to its address, and return its tools. Raise RuvmlxError if the start
@@ -79,14 +82,13 @@ class Connections:
             self._loop.call_soon_threadsafe(self._open.pop(server).closing.set)
 
     def close(self) -> None:
-        """End all connections to servers, and wait at most CLOSE_SECONDS until they have ended."""
+        """End all connections to servers and the start of servers, and wait at most CLOSE_SECONDS until they
+        have ended."""
         if self._loop is not None:
-            tasks = [connection.task for connection in self._open.values()]
             for name in list(self._open):
                 self.stop(name)
-            if tasks:
-                with contextlib.suppress(TimeoutError):
-                    asyncio.run_coroutine_threadsafe(_wait_for_all(tasks), self._loop).result(CLOSE_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(CLOSE_SECONDS)
 
     # Methods that run in the calling thread
 
@@ -97,17 +99,30 @@ class Connections:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         while True:
             with contextlib.suppress(TimeoutError):
-                return future.result(_LOOK)
+                try:
+                    return future.result(_LOOK)
+                except CancelledError:  # of `close`
+                    raise Interrupted("stopped.") from None
             if cancel.is_set():
                 future.cancel()
                 raise Interrupted("stopped.")
 
     # Methods that run in the event loop's thread
 
+    async def _end(self) -> None:
+        """Cancel the start of each server, and wait until the tasks of all servers have ended."""
+        for start in self._starts:
+            start.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
     async def _start(self, server: ToolServer) -> list[ServerTool]:
         opened: asyncio.Future[tuple[Client, list[ServerTool]]] = asyncio.Future()
         closing = asyncio.Event()
         task = asyncio.create_task(self._keep_open(server, opened, closing))
+        self._starts.add(opened)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         try:
             async with asyncio.timeout(START_SECONDS):
                 client, tools = await opened
@@ -119,6 +134,8 @@ class Connections:
         except asyncio.CancelledError:
             task.cancel()
             raise
+        finally:
+            self._starts.discard(opened)
         self._open[server.name] = _Connection(server, client, closing, task)
         return tools
 
@@ -205,10 +222,6 @@ async def _tools(client: "Client", server: str) -> list[ServerTool]:
         if cursor is None:
             break
     return found
-
-
-async def _wait_for_all(tasks: "list[asyncio.Task[None]]") -> None:
-    await asyncio.wait(tasks)
 
 
 def _block_text(block: Any) -> str:
