@@ -105,11 +105,14 @@ def test_packed_on_a_cpu(tmp_path, monkeypatch, shape, stored):
     assert worst(walk(packed, TOKENS), judge) < FLOAT32_TOLERANCE
 
 
-@pytest.mark.parametrize("stored", ["float16", "bfloat16", "4-bit"])
+@pytest.mark.parametrize("bits", [None, 4])
+@pytest.mark.parametrize("stored", ["float16", "bfloat16"])
 @pytest.mark.parametrize("shape", ["mistral-window-64", "llama3-scaled"])
-def test_as_on_a_gpu(tmp_path, monkeypatch, shape, stored):
+def test_as_on_a_gpu(tmp_path, monkeypatch, shape, stored, bits):
     """What a GPU runs, here on the CPU's stream: mlx-lm's modules, weights and arithmetic as stored."""
-    path = make_safetensors_model(tmp_path / "m", **SHAPES[shape], **STORED[stored])
+    path = make_safetensors_model(
+        tmp_path / "m", **SHAPES[shape], **STORED[stored], bits=bits, group_size=32
+    )
     as_on_metal = functools.partial(mlx.plan, device="metal")
     monkeypatch.setattr(mlx, "plan", lambda weights, _: as_on_metal(weights))
     backend = MLXBackend(load_model(str(path)), device="cpu", chunk=37)
@@ -117,7 +120,7 @@ def test_as_on_a_gpu(tmp_path, monkeypatch, shape, stored):
     assert worst(walk(backend, TOKENS), judge) < STORED_TOLERANCE[stored]
     flat = nn.utils.tree_flatten(backend._graph.parameters())
     types = {str(array.dtype).removeprefix("mlx.core.") for _, array in flat}
-    assert types <= {STORED[stored]["dtype"], "uint32"}
+    assert types <= {stored, "uint32"}
 
 
 def test_the_window_matters(tmp_path):

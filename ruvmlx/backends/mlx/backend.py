@@ -231,7 +231,8 @@ def plan(weights: Weights, device: str) -> WeightsPlan:
 def _stored_dtype(weights: Weights) -> mx.Dtype:
     """Return the dtype of the embedding or of its scales (bfloat16 for a float format of MLX), in which the
     model's other numbers should be, because norms of another dtype would convert every product to their
-    dtype. Return float32 if 16 bits would round the scales of any matrix."""
+    dtype. Return float32 if 16 bits would round the scales of any matrix. If a folder stores scales as
+    bfloat16, `weights` has them as float32 numbers with 16 zero bits."""
     modules = {name.removesuffix(".scales") for name in weights if name.endswith(".scales")}
     types = {m: tensor.type for m in modules if (tensor := stored_tensor(weights, m))}
     if any(kind.wide for kind in types.values()):
@@ -239,7 +240,10 @@ def _stored_dtype(weights: Weights) -> mx.Dtype:
     if (embedding := types.get("model.embed_tokens")) and embedding.mode:
         # MLX computes in bfloat16 with weights that have one of MLX's float formats (MODES)
         return mx.bfloat16
-    table = weights.get("model.embed_tokens.scales", weights.get("model.embed_tokens.weight"))
+    scales = weights.get("model.embed_tokens.scales")
+    if scales is not None and scales.dtype == np.float32 and not (scales.view(np.uint32) & 0xFFFF).any():
+        return mx.bfloat16
+    table = weights.get("model.embed_tokens.weight") if scales is None else scales
     names = {"float16": mx.float16, "bfloat16": mx.bfloat16}
     return mx.float32 if table is None else names.get(table.dtype.name, mx.float32)
 
