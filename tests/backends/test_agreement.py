@@ -110,9 +110,7 @@ def test_packed_on_a_cpu(tmp_path, monkeypatch, shape, stored):
 @pytest.mark.parametrize("shape", ["mistral-window-64", "llama3-scaled"])
 def test_as_on_a_gpu(tmp_path, monkeypatch, shape, stored, bits):
     """What a GPU runs, here on the CPU's stream: mlx-lm's modules, weights and arithmetic as stored."""
-    path = make_safetensors_model(
-        tmp_path / "m", **SHAPES[shape], **STORED[stored], bits=bits, group_size=32
-    )
+    path = make_safetensors_model(tmp_path / "m", **SHAPES[shape], **STORED[stored], bits=bits, group_size=32)
     as_on_metal = functools.partial(mlx.plan, device="metal")
     monkeypatch.setattr(mlx, "plan", lambda weights, _: as_on_metal(weights))
     backend = MLXBackend(load_model(str(path)), device="cpu", chunk=37)
