@@ -42,7 +42,7 @@ from ..training.adamw import Training
 from ..training.dropout import Masks, draw_masks, leave_out
 from ..training.slices import TrainingText
 from ..training.trainer import Trainer
-from . import replay
+from . import instant, replay
 from .adapter_history import ATTEMPTS, MINIMUM
 from .base_targets import GradientSizes, candidates, new_pair, probe_base
 from .learner import Learner
@@ -346,7 +346,10 @@ class Background:
             pairs |= self._untrained_pairs(training)
             trained, most = BaseLoRA(pairs, training.scale), 2 * self.settings.rank
             base = fold_layers(trained, self._learner.state.layer_lora, most, pause)
-            return fold_micro(base, self._learner.micro, HEAD_RANK)
+            # The push of the taste stays in the MicroLoRA. If the base LoRA had the push, the base's KL would
+            # leave the next push hardly any KL, and the next rating would take most of the push back.
+            micro, tokens = self._learner.micro, self._learner.active.probe.tokens
+            return fold_micro(base, micro, HEAD_RANK, instant.taste_part(micro, tokens))
 
         return at
 

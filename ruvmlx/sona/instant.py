@@ -286,6 +286,14 @@ def add_taste(block: np.ndarray, taste: np.ndarray) -> np.ndarray:
     return total
 
 
+def taste_part(adapter: MicroLoRA, tokens: np.ndarray) -> np.ndarray:
+    """Return the part of lora_b [r, V] that the taste model adds. tokens: [A], the movable tokens."""
+    part = np.zeros_like(adapter.lora_b)
+    if adapter.taste.size:
+        part[0, tokens] = np.float32(adapter.gain) * adapter.taste
+    return part
+
+
 def without_update(adapter: MicroLoRA, before: MicroLoRA, after: MicroLoRA, probe: KLProbe) -> Update:
     """Return the adapter without the effect of one past update, which changed `before` into `after`. The
     later fading of this update's evidence is not taken into account."""

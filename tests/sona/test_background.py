@@ -77,6 +77,24 @@ def test_a_second_consolidation_goes_on_from_the_first(rated_runtime, monkeypatc
     assert rated_runtime.learner.base.pairs["lm_head", 0][0].shape[1] <= background.HEAD_RANK
 
 
+def test_a_rating_after_a_consolidation_keeps_the_push_of_the_taste(rated_runtime, monkeypatch):
+    """The base LoRA does not have the push. Else its KL would leave the next push hardly any KL."""
+    monkeypatch.setattr(promotion, "objection", lambda *_: "")
+    learner = rated_runtime.learner
+    for i in range(14, 16):
+        rated_runtime.rate(answer(rated_runtime, i), "down", "too long")
+    before, kl = learner.micro, learner.state.kl
+    assert before.taste.any()
+    assert consolidate(rated_runtime)[0]["promoted"]
+    tokens = learner.active.probe.tokens
+    np.testing.assert_allclose(learner.micro.lora_b[0, tokens], before.gain * before.taste, atol=1e-6)
+    assert learner.active.probe.floor < 0.5 * kl
+    rated_runtime.rate(answer(rated_runtime, 16), "up")
+    now, ends = learner.micro, tokens[learner.active.probe.coordinates.ends]
+    np.testing.assert_allclose(now.lora_b[0, tokens], now.gain * now.taste, atol=0.1)
+    assert now.lora_b[0, ends].min() > 0.2
+
+
 def test_a_chat_goes_on_after_a_consolidation(rated_runtime, monkeypatch):
     """Refused or stopped: its cache is still good. Promoted: it starts over, once."""
     chat = rated_runtime.chats.new_chat()
