@@ -99,6 +99,14 @@ def test_the_models_own_files_come_before_advice():
     assert sampling_defaults({"top_k": 7}, "qwen2", ["Qwen2.5"]) == {"top_k": 7}
 
 
+@pytest.mark.parametrize(
+    "values", [{"top_p": 0.0}, {"min_p": 1.0}, {"top_k": -1}, {"top_k": 1e12}, {"temperature": float("nan")}]
+)
+def test_a_value_that_no_user_may_set_is_left_out(values):
+    """Each reply would be an error, although the user chose nothing."""
+    assert sampling_defaults(values | {"presence_penalty": -0.5}) == {"presence_penalty": -0.5}
+
+
 def test_who_decides_the_system_prompt(model):
     """The user, then the measured default, then the chat template, by one function."""
     says = model(SAYS_SO)

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...settings import SAMPLING
+from ...settings import SAMPLING, SPECS
 
-MAX_VALUE = 1e9  # a larger number in a model's file is not plausible
 # The sampling options that ruvmlx takes from a model's files only if ADVICE has them for this model. The
 # makers' values are for a repetition penalty that also applies to the prompt's tokens, but ruvmlx's penalty
 # applies only to the reply's tokens. A repetition penalty also makes the draw of a token slower. ADVICE has a
@@ -69,7 +68,7 @@ ADVICE = (
 def sampling_defaults(
     values: Mapping[str, Any], model_type: str = "", names: Sequence[str] = ()
 ) -> dict[str, float]:
-    """Return the sampling settings in `values` (from the model's files) that are plausible numbers. If
+    """Return the sampling settings in `values` (from the model's files) that are allowed numbers. If
     `values` has none, return the settings of the first matching row of ADVICE, or {} if no row matches. The
     settings in NOT_ADVISED are taken from `values` only if this row has them."""
     advised = _family_advice(model_type, names)
@@ -77,7 +76,7 @@ def sampling_defaults(
     usable = {
         name: value
         for name, value in found.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < MAX_VALUE
+        if isinstance(value, int | float) and not isinstance(value, bool) and SPECS[name].allows(value)
     }
     return usable or advised
 
