@@ -11,8 +11,10 @@ def main() -> None:
     try:
         code = _run()
     except KeyboardInterrupt:
+        _end_quietly()
         print(INTERRUPTED, file=sys.stderr)
         code = 130
+    _end_quietly()
     # Before the process ends, Python collects garbage once more. The library msgspec, which the server uses,
     # can crash in this collection (github.com/msgspec/msgspec/issues/717). Python does not collect frozen
     # objects.
@@ -35,6 +37,15 @@ def _run() -> int:
     if is_usual:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     return run()
+
+
+def _end_quietly() -> None:
+    """From now on, let Ctrl-C end the process at once and print nothing, because the verb has ended. Without
+    this handler, Python would print a traceback."""
+    import signal
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else: ignored
+        signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
 
 
 def _end_at_once(number: int, frame: object) -> None:

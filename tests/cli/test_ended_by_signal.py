@@ -268,6 +268,24 @@ def test_ctrl_c_during_the_imports_is_one_line():
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "ruvmlx: interrupted.\n")
 
 
+CTRL_C_AT_THE_END = """
+import gc, os, signal
+gc.freeze = lambda: os.kill(os.getpid(), signal.SIGINT)
+from ruvmlx.apps import main
+def interrupted():
+    raise KeyboardInterrupt
+main._run = interrupted
+main.main()
+"""
+
+
+def test_a_second_ctrl_c_at_the_end_is_one_line():
+    """Python printed the traceback."""
+    run = [sys.executable, "-c", CTRL_C_AT_THE_END]
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "ruvmlx: interrupted.\n")
+
+
 def test_nothing_slow_is_imported_before_ctrl_c_is_handled():
     """During such an import, Ctrl+C would print a Python traceback."""
     code = "import sys; import ruvmlx.apps.main; print({'typing', 're', 'enum', 'signal'} & set(sys.modules))"
