@@ -7,8 +7,8 @@
 w is the reply's DRO weight (objective.py) at its current log-ratio to the frozen model. [reward > 0] is 1 for
 a reward above 0, else 0. w shrinks as training changes the reply's probability; this shrinkage is DRO's
 regulariser. The MicroLoRA (the small LoRA that ratings update) is active during the training. At the end, the
-run moves the MicroLoRA's change into the base LoRA, except the push of the taste (taste_push.py) and a remainder
-(fold_micro). The adapter uses the new base LoRA only if promotion.py promotes it.
+run moves the MicroLoRA's change into the base LoRA, except the push of the taste (taste_push.py) and a
+remainder (fold_micro). The adapter uses the new base LoRA only if promotion.py promotes it.
 
 A run consists of optimiser steps. A step computes the gradient of each of its texts in slices. A run can be
 stopped between two slices. A slice takes some tens of milliseconds on the starter model. If the same process
