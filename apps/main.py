@@ -44,8 +44,15 @@ def _end_quietly() -> None:
     this handler, Python would print a traceback."""
     import signal
 
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else: ignored
-        signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
+    def end(number: int, frame: object) -> None:
+        try:
+            sys.stdout.flush()
+        finally:
+            os._exit(130)
+
+    # The parent process can have chosen that this process ignores Ctrl-C.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, end)
 
 
 def _end_at_once(number: int, frame: object) -> None:

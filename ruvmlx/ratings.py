@@ -33,7 +33,7 @@ def reason_of(rating: str, note: str) -> str:
     >>> reason_of("down", "too long: I wanted one line")
     'long'
     """
-    said = note.partition(":")[0].strip(whitespace)  # as the condition TEACHES of the store reads the note
+    said = note.partition(":")[0].strip(whitespace)  # TEACHES of store/ratings.py removes the same characters
     return next((word for word, text in REASONS.items() if text == said and rating in BAD), "")
 
 

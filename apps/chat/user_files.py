@@ -1,8 +1,10 @@
 """This module finds the files that the user names in a chat. The app can run in another folder than the
 user's terminal, or on another machine."""
 
+import contextlib
 import os
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,13 +29,16 @@ class UserFiles:
         return self._at(self.folder, self.real_name(name))
 
     def real_name(self, name: str) -> str:
-        """Return the name of a file without the quotes around it, or without the backslashes that a terminal
-        puts before spaces and other characters of a dropped file's name. If a file has the given name, or if
-        there is no file without the backslashes, return the name unchanged."""
+        """Return the name of a file without the quotes and backslashes of a shell. A terminal writes them if
+        the user drops a file on it. If a file has the given name, return the name unchanged. Without quotes,
+        remove backslashes only if the result is the name of a file."""
         if self.folder is None or os.path.exists(self._at(self.folder, name)):
             return name
-        if quoted := re.fullmatch(r"""(["'])(.+)\1""", name):
-            return quoted[2]
+        if name[:1] in ('"', "'"):
+            with contextlib.suppress(ValueError):  # a quote without an end is a part of the name
+                words = shlex.split(name)
+                if len(words) == 1 and words[0]:
+                    return words[0]
         plain = re.sub(r"\\(.)", r"\1", name)
         return plain if os.path.exists(self._at(self.folder, plain)) else name
 

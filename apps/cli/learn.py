@@ -88,10 +88,10 @@ def _taste(history: Any) -> dict[str, Any]:
 
 
 def _show_status(history: Any, status: Any, as_json: bool, done: str, flags: dict[str, Any]) -> None:
-    """Show the present state of the adapter. done: a sentence that says what the command changed."""
+    """Show the present state of the adapter. done: sentences that say what the command changed."""
     facts = status_facts(status)
     if not as_json:
-        say(with_flags(done, flags))
+        say(done)
         facts["taste"] = _taste(history)
     _show_facts(facts, as_json, flags)
 
@@ -140,10 +140,8 @@ def undo(as_json: bool, **flags: Any) -> None:
     found = history.undo()
     said = [_undone_line(found.undone), reply_line(question)]
     if found.consolidations < before.consolidations:
-        said.append(
-            "The background learning after it no longer counts, either: "
-            f"`ruvmlx learn rollback {before.adapter_version}` brings both back."
-        )
+        back = with_flags(f"`ruvmlx learn rollback {before.adapter_version}`", flags)
+        said.append(f"The background learning after it no longer counts, either: {back} brings both back.")
     _show_status(history, found, as_json, " ".join(filter(None, said)), flags)
 
 
@@ -178,7 +176,7 @@ def rollback(version: int | None, before: datetime | None, as_json: bool, **flag
         found, wanted = _before(history, before)
     gone = "" if wanted == found.adapter_version else _gone_line(wanted, found.adapter_version)
     line = _rollback_line(was, found.adapter_version, has_date=version is None)
-    _show_status(history, found, as_json, line + gone, flags)
+    _show_status(history, found, as_json, with_flags(line + gone, flags), flags)
 
 
 def _gone_line(wanted: int, version: int) -> str:
@@ -296,7 +294,7 @@ def reset(as_json: bool, **flags: Any) -> None:
     """Start over from the original model. Versions stay on disk: `learn rollback VERSION` returns to one."""
     history = _history(flags)
     done = "The adapter starts over, as after `ruvmlx learn rollback 0`. Nothing was deleted."
-    _show_status(history, history.rollback(0), as_json, done, flags)
+    _show_status(history, history.rollback(0), as_json, with_flags(done, flags), flags)
 
 
 _NEEDS = {

@@ -15,7 +15,7 @@ from ..store import Store
 DAYS = 1.0
 _SECONDS = DAYS * 86400  # the time in which the user can bring a chat back
 AT_START = 0.2  # seconds: the maximum time that each start and end takes to clean the search index
-IN_IDLE_TIME = 0.02  # seconds of cleaning from one look at the event `cancel` to the next
+CLEANING_SECONDS = 0.02  # the seconds of cleaning between two checks of the event `cancel`
 
 
 def delete(store: Store, *session_ids: str, seconds: float = math.inf) -> bool:
@@ -89,7 +89,7 @@ def clean_index(store: Store, seconds: float) -> bool:
 def clean_in_idle_time(store: Store, cancel: threading.Event) -> None:
     """Remove deleted words from the search index, until no deleted word is left or the event `cancel` is
     set."""
-    while not clean_index(store, IN_IDLE_TIME) and not cancel.is_set():
+    while not clean_index(store, CLEANING_SECONDS) and not cancel.is_set():
         pass
 
 

@@ -69,7 +69,7 @@ def _pair(left: np.ndarray, values: np.ndarray, right: np.ndarray, first: int, l
 
 
 def fold_micro(
-    base: BaseLoRA, micro: MicroLoRA, rank: int, stays: np.ndarray | None = None
+    base: BaseLoRA, micro: MicroLoRA, rank: int, kept: np.ndarray | None = None
 ) -> tuple[BaseLoRA, MicroLoRA]:
     """Move the change of the output head from the MicroLoRA into the base LoRA, whose head pair then has at
     most `rank` directions. The remainder of the change (the tail) stays in the MicroLoRA. Return the new base
@@ -81,12 +81,13 @@ def fold_micro(
     discarded. Columns of lora_a that the tail does not need are made orthogonal to the tail; their rows of
     lora_b are zero.
 
-    stays: [r, V], the part of lora_b that stays in the MicroLoRA, unless there is a tail; None for no part
+    kept: [r, V], the part of lora_b that stays in the MicroLoRA; None for no part. If there is a tail, the
+        function also folds this part.
     """
-    if stays is not None:
-        new, rest = fold_micro(base, replace(micro, lora_b=micro.lora_b - stays), rank)
+    if kept is not None:
+        new, rest = fold_micro(base, replace(micro, lora_b=micro.lora_b - kept), rank)
         if not rest.lora_b.any():
-            return new, replace(rest, lora_b=stays)
+            return new, replace(rest, lora_b=kept)
     d, v = micro.lora_a.shape[0], micro.lora_b.shape[1]
     old = base.pairs.get(HEAD, (np.zeros((d, 0), np.float32), np.zeros((0, v), np.float32)))
     found = merge_changes(old, base.scale, (micro.lora_a, micro.lora_b), micro.scale, rank, micro.rank)

@@ -336,7 +336,8 @@ class Background:
 
     def _candidate(self, training: Training, pause: Pause) -> Candidate:
         """Return a function f: f(share) keeps this share, 0 to 1, of the trained change. f returns the base
-        LoRA with the layer LoRA and the MicroLoRA folded in, and a MicroLoRA with the remainder."""
+        LoRA with the layer LoRA and the MicroLoRA folded in, and a MicroLoRA with the push of the taste and
+        the remainder."""
         start = self._start(training.facts["version"], training.pairs, pause)
 
         def at(share: float) -> tuple[BaseLoRA, MicroLoRA]:

@@ -360,8 +360,9 @@ class Learner:
                 update = update_by(micro, pushes, self.probe, base.kl, max(0.0, more), push, protect)
             else:
                 update = instant.update_trend(micro, [*chain.from_iterable(pushes)], self.probe.floor)
-            # a rating that teaches nothing can replace a rating with a reason, which no longer counts
-            if update is None and base.version == _NEVER_STORED and taste and push is not None:
+            # A rating that teaches nothing can replace a rating with a reason. The old reason then no longer
+            # counts, so the push changes.
+            if update is None and taste and push is not None:
                 update = instant.rescale_to_caps(micro, self.probe, push)
         except kernels.NotFinite as e:
             raise RuvmlxError(

@@ -15,8 +15,8 @@ from functools import cached_property
 import numpy as np
 
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019-][^\W\d_]+)*")
-# The search begins only at the first mark of a row of marks. Else its time would grow with the square of the
-# row's length.
+# The search begins only at the first mark of a row of marks. Without this condition, its time would grow with
+# the square of the row's length.
 _SENTENCE = re.compile(r"(?<![.!?\u2026\u3002])[.!?\u2026\u3002]+(?=[\s\"')\u201d\u2019*]|$)|\n+")
 _ITEM = re.compile(r"\s*(?:[-*+\u2022]|\d{1,2}[.)])\s+\S")
 _HEADING = re.compile(r"\s*(?:#{1,6}\s+\S|\*\*[^*]+\*\*:?\s*$|[^.!?]{1,60}:\s*$)")

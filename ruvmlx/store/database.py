@@ -40,9 +40,9 @@ _REMEDY = (
 )
 # the minimum and maximum seconds between two tries to take the write lock; the pause is random
 _PAUSE_SECONDS = 0.001, 0.004
-# bytes: a longer value is written through a blob handle. SQLite copies the values that a statement gets, and
+# A value of more bytes is written through a blob handle. SQLite copies each value that a statement gets.
 # Python keeps the statement with these copies for the next call.
-_LONG = 1 << 16
+_MAX_BOUND_BYTES = 1 << 16
 
 
 class Database:
@@ -199,7 +199,7 @@ class Database:
         return self._write("INSERT OR REPLACE", table, values)
 
     def _write(self, verb: str, table: str, values: dict[str, Any]) -> int:
-        long = {name: v for name, v in values.items() if isinstance(v, bytes) and len(v) > _LONG}
+        long = {name: v for name, v in values.items() if isinstance(v, bytes) and len(v) > _MAX_BOUND_BYTES}
         names = ", ".join(values)
         marks = ", ".join("zeroblob(?)" if name in long else "?" for name in values)
         sql = f"{verb} INTO {table} ({names}) VALUES ({marks}) RETURNING rowid"

@@ -82,6 +82,8 @@ def test_a_file_name_in_quotes_is_the_name_between_them(folder, quote):
     assert HERE.of_command(f"{quote}my notes.md{quote}").read_text().startswith("A list")
     assert HERE.of_command(f"{quote}a new file.md{quote}").name == "a new file.md"
     assert HERE.model(f"{quote}{folder}/my notes.md{quote}") == f"{folder}/my notes.md"
+    assert HERE.of_command("'it'\\''s here.md'").name == "it's here.md"  # as a shell writes it
+    assert HERE.of_command(f"{quote}half").name == f"{quote}half"
     Path(f"{quote}b{quote}").write_text("one two")
     assert HERE.of_command(f"{quote}b{quote}").name == f"{quote}b{quote}"
 

@@ -76,10 +76,12 @@ def test_a_rating_and_its_undoing_name_the_reply(tiny_cli):
 
 def test_the_undo_that_is_named_takes_this_rating_back(learned):
     """Also when another adapter than the one in use learned from it."""
-    learned("generate", "hi", "--max-tokens", "4", "--ignore-eos", "--raw", "--adapter", "other")
+    question = "What does `ruvmlx learn undo` do?"
+    learned("generate", question, "--max-tokens", "4", "--ignore-eos", "--raw", "--adapter", "other")
     out = learned("rate", "last", "up")[1]
     assert "`ruvmlx learn undo --adapter other` takes it back" in out
-    assert "no longer counts" in learned("learn", "undo", "--adapter", "other")[1]
+    out = learned("learn", "undo", "--adapter", "other")[1]
+    assert f'no longer counts. The reply answers "{question}"' in out  # the user's words stay as they are
     assert versions(learned)["default"] == 2
     out = learned("rate", "last", "up", "--adapter", "fresh")[1]
     assert "The adapter 'fresh' is new" in out and "undo --adapter fresh`" in out

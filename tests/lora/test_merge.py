@@ -90,23 +90,23 @@ def test_folding_micro_into_the_base_changes_no_output(d, v, rank, held):
 
 
 @pytest.mark.parametrize("rank,held", [(4, 0), (8, 4), (4, 4)])
-def test_a_part_that_stays_is_not_folded_unless_there_is_a_tail(rank, held):
+def test_a_kept_part_is_not_folded_unless_there_is_a_tail(rank, held):
     """The output does not change in either case."""
     d, v = 61, 130
     rng = np.random.default_rng(rank + held)
     micro, base = a_micro(rng, d, v), BaseLoRA({HEAD: a_pair(rng, d, v, held)} if held else {})
-    stays = np.zeros_like(micro.lora_b)
-    stays[0, 3:90] = rng.standard_normal(87)
+    kept = np.zeros_like(micro.lora_b)
+    kept[0, 3:90] = rng.standard_normal(87)
     x = rng.standard_normal((9, d)).astype(np.float32)
     before = x @ dense(base.pairs[HEAD], 1.0) if held else np.zeros((9, v))
     before += x @ dense((micro.lora_a, micro.lora_b), micro.scale)
-    new, rest = fold_micro(base, micro, rank, stays)
+    new, rest = fold_micro(base, micro, rank, kept)
     after = x @ dense(new.pairs[HEAD], 1.0) + x @ dense((rest.lora_a, rest.lora_b), rest.scale)
     np.testing.assert_allclose(after, before, atol=1e-5 * abs(before).max())
     if held + 2 > rank:  # a tail
-        assert rest.lora_b.any() and not np.array_equal(rest.lora_b, stays)
+        assert rest.lora_b.any() and not np.array_equal(rest.lora_b, kept)
     else:
-        np.testing.assert_array_equal(rest.lora_b, stays)
+        np.testing.assert_array_equal(rest.lora_b, kept)
         np.testing.assert_array_equal(rest.lora_a, micro.lora_a)
         assert rest.evidence is micro.evidence and rest.taste is micro.taste
 

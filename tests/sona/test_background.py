@@ -95,6 +95,16 @@ def test_a_rating_after_a_consolidation_keeps_the_push_of_the_taste(rated_runtim
     assert now.lora_b[0, ends].min() > 0.2
 
 
+def test_a_rating_that_teaches_nothing_takes_a_reason_back_after_a_consolidation(rated_runtime, monkeypatch):
+    monkeypatch.setattr(promotion, "objection", lambda *_: "")
+    learner, long = rated_runtime.learner, answer(rated_runtime, 14)
+    rated_runtime.rate(long, "down", "too long")
+    pushed = learner.micro.taste.max()
+    assert pushed > 0 and consolidate(rated_runtime)[0]["promoted"]
+    rated_runtime.rate(long, "down", "wrong facts")
+    assert learner.micro.taste.max() < 0.5 * pushed
+
+
 def test_a_chat_goes_on_after_a_consolidation(rated_runtime, monkeypatch):
     """Refused or stopped: its cache is still good. Promoted: it starts over, once."""
     chat = rated_runtime.chats.new_chat()

@@ -62,7 +62,8 @@ class Connections:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open: dict[str, _Connection] = {}
         self._starts: set[asyncio.Future[Any]] = set()  # one for each server that starts now
-        self._tasks: set[asyncio.Task[None]] = set()  # one for each server that has not ended
+        # for each server that has not ended: its task, and the event that ends the connection
+        self._tasks: dict[asyncio.Task[None], asyncio.Event] = {}
 
     def start(self, server: ToolServer, cancel: threading.Event) -> list[ServerTool]:
         """Start a tool server or connect to its address, and return its tools. Raise RuvmlxError if the start
@@ -82,11 +83,9 @@ class Connections:
             self._loop.call_soon_threadsafe(self._open.pop(server).closing.set)
 
     def close(self) -> None:
-        """End all connections to servers and the start of servers, and wait at most CLOSE_SECONDS until they
+        """End the start of each server, and each connection. Wait at most CLOSE_SECONDS until all servers
         have ended."""
         if self._loop is not None:
-            for name in list(self._open):
-                self.stop(name)
             with contextlib.suppress(TimeoutError):
                 asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(CLOSE_SECONDS)
 
@@ -101,7 +100,7 @@ class Connections:
             with contextlib.suppress(TimeoutError):
                 try:
                     return future.result(_LOOK)
-                except CancelledError:  # of `close`
+                except CancelledError:  # `close` cancelled the start
                     raise Interrupted("stopped.") from None
             if cancel.is_set():
                 future.cancel()
@@ -110,9 +109,12 @@ class Connections:
     # Methods that run in the event loop's thread
 
     async def _end(self) -> None:
-        """Cancel the start of each server, and wait until the tasks of all servers have ended."""
+        """Cancel the start of each server, end each connection, and wait until all servers have ended."""
+        self._open.clear()
         for start in self._starts:
             start.cancel()
+        for closing in self._tasks.values():
+            closing.set()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -121,8 +123,8 @@ class Connections:
         closing = asyncio.Event()
         task = asyncio.create_task(self._keep_open(server, opened, closing))
         self._starts.add(opened)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = closing
+        task.add_done_callback(lambda ended: self._tasks.pop(ended, None))
         try:
             async with asyncio.timeout(START_SECONDS):
                 client, tools = await opened

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 GUARD = "\ufdd0"  # the mark (a noncharacter) in users' text in rendered chats; the tokenizer removes the mark
-# the mark in the text that Python writes for a list or a mapping, for example in {{ tool | string }}
+# Python writes GUARD in this way in the text of a list or a mapping, for example in {{ tool | string }}.
 ESCAPED_GUARD = "\\ufdd0"
 
 # {tag that begins a thought: tag that ends it}. The tags are ordinary text, even if the model's file marks
