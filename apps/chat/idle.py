@@ -158,7 +158,7 @@ class IdleLearner:
 
     def start(self) -> None:
         """Start the coroutine that learns in each idle time, until the app ends."""
-        self._chat.start(self._run)
+        self._chat.start(self._run, group="idle")
 
     async def _run(self) -> None:
         """Start the work in each idle time. After each stuck result in a row (`Lesson.stuck`: the work failed

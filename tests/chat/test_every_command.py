@@ -115,5 +115,6 @@ def rests(app):
     """Is all work done, or does the app wait for a choice?"""
     if isinstance(app.screen, CompareScreen):
         return not app.screen._busy
-    busy = [w for w in app.workers if not w.is_finished and w.group != "sense"]  # that goes on with the panel
+    # what goes on with the panel, and what waits for idle time
+    busy = [w for w in app.workers if not w.is_finished and w.group not in ("sense", "idle")]
     return len(app.screen_stack) > 1 or not busy
