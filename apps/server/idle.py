@@ -29,7 +29,11 @@ LONGEST_WAIT = 10
 
 
 def learn(
-    runtime: Runtime, cancel: threading.Event, begins: Callable[[str], None], courtesy: Courtesy, learns: bool
+    runtime: Runtime,
+    cancel: threading.Event,
+    begins: Callable[[str], None],
+    courtesy: Courtesy,
+    learns: bool = True,
 ) -> tuple[dict[str, Any], bool]:
     """Erase deleted chats from the search index. Then do the first of these works that is due: train the
     adapter, measure the KV cache, or try what makes slow replies faster. The event `cancel` ends the work. If

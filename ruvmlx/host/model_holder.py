@@ -217,5 +217,5 @@ class ModelHolder:
 
 def _adapter_of(runtime: Runtime) -> str | None:
     """Return the name of the adapter that the runtime uses; None: the original model."""
-    learner = runtime.learning.learner
-    return learner.history.name if learner else None
+    label = runtime.learning.label
+    return label.rpartition("@")[0] if label else None
