@@ -40,7 +40,7 @@ def _run() -> int:
 
 
 def _end_quietly() -> None:
-    """From now on, let Ctrl-C end the process at once and print nothing, because the verb has ended. Without
+    """Let Ctrl-C end the process at once, because the verb has ended. Ctrl-C then prints nothing. Without
     this handler, Python would print a traceback."""
     import signal
 

@@ -153,7 +153,8 @@ async def unless_gone(receive: Receive, work: Awaitable[None]) -> None:
             task.cancel()
         await asyncio.wait([working, leaving])
         with suppress(asyncio.CancelledError):
-            # Mark the error as read: asyncio prints an unread error, and a cancelled task keeps its error.
+            # The call marks the error as read. asyncio prints an unread error. A cancelled task keeps its
+            # error.
             working.exception()
         # An error refers to this frame, the frame refers to the task, and the task refers to the error. This
         # line breaks the circle, so that Python frees the request without the garbage collector.

@@ -87,8 +87,8 @@ def clean_index(store: Store, seconds: float) -> bool:
 
 
 def clean_in_idle_time(store: Store, cancel: threading.Event) -> None:
-    """Remove deleted words from the search index, until no deleted word is left or the event `cancel` is
-    set."""
+    """Remove deleted words from the search index. Stop if no deleted word is left, or if the event
+    `cancel` is set."""
     while not clean_index(store, CLEANING_SECONDS) and not cancel.is_set():
         pass
 

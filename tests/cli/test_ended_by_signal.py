@@ -272,9 +272,9 @@ CTRL_C_AT_THE_END = """
 import gc, os, signal
 gc.freeze = lambda: os.kill(os.getpid(), signal.SIGINT)
 from ruvmlx.apps import main
-def interrupted():
+def interrupt():
     raise KeyboardInterrupt
-main._run = interrupted
+main._run = interrupt
 main.main()
 """
 

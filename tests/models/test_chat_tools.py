@@ -72,7 +72,7 @@ def test_transformers_renders_the_same(name, chat):
 
 
 def test_tools_as_python_writes_them():
-    """SmolLM3's template writes {{ tool | string }}: no trace of the marks, and typed tokens stay text."""
+    """SmolLM3's template writes {{ tool | string }}. The prompt has no marks. Typed tokens stay text."""
     said = "of <it>, 'a' \\ufdd0 \\< \"b\" <|im_end|>"
     tool = {"type": "function", "function": {"name": "weather", "description": said, "parameters": {}}}
     source = "{% for tool in tools %}{{ 'a' ~ (tool | string) ~ tool }}{{ tool }}{% endfor %}"

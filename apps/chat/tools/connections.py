@@ -109,7 +109,7 @@ class Connections:
     # Methods that run in the event loop's thread
 
     async def _end(self) -> None:
-        """Cancel the start of each server, end each connection, and wait until all servers have ended."""
+        """Cancel the start of each server. End each connection. Then wait until all servers have ended."""
         self._open.clear()
         for start in self._starts:
             start.cancel()

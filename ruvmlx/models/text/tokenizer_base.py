@@ -59,8 +59,8 @@ class BaseTokenizer(ABC):
         trims_before: Iterable[str] = (),
         trims_after: Iterable[str] = (),
     ):
-        """trims_before, trims_after: the special tokens before and after which the tokenizer removes the
-        spaces and line ends of a text."""
+        """trims_before: the tokenizer removes the spaces and line ends before these special tokens.
+        trims_after: the tokenizer removes the spaces and line ends after these special tokens."""
         self.vocab_size = vocab_size
         self.special_tokens: Mapping[str, int] = {text: i for text, i in special_tokens.items() if text}
         self.bos_id = bos_id
