@@ -21,7 +21,7 @@ from ruvmlx.settings import Settings
 from ruvmlx.sona import calibration, embedding, measure_directions, reference_text
 from ruvmlx.store import Store
 
-from . import builds, cost, kinds, modules, selection
+from . import builds, cost, hangs, kinds, modules, selection
 from .models.make_models import make_safetensors_model
 
 
@@ -59,6 +59,7 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     for item in items:
         kinds.mark(item)
+        hangs.limit(item)
     selection.choose(config, items)
     if hasattr(config, "workerinput"):  # slow files first: no worker is left alone with one at the end
         slow = {item.path for item in items if kinds.is_slow(item)}
