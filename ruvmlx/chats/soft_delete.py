@@ -65,7 +65,9 @@ def delete_older(store: Store) -> list[str]:
             raise
         except RuvmlxError as e:
             failed.append(f"chat {session_id} cannot be deleted: {e}")
-    clean_index(store, AT_START)
+    with contextlib.suppress(StoreBusy):  # a later start continues
+        if not store.search_index.is_clean():
+            store.chats.clean_index(AT_START)
     return failed
 
 
@@ -75,22 +77,12 @@ def ends(store: Store) -> dict[str, float]:
     return {session_id: hidden + _SECONDS for session_id, hidden in store.chats.deletion_times().items()}
 
 
-def clean_index(store: Store, seconds: float) -> bool:
-    """Remove deleted words from the search index for about `seconds` seconds. Returns True if no deleted word
-    is left. If a word is left, or if another process has locked the store, a later call continues the work.
-    """
-    with contextlib.suppress(StoreBusy):
-        if not store.search_index.is_clean():
-            store.chats.clean_index(seconds)
-        return store.search_index.is_clean()
-    return False
-
-
 def clean_in_idle_time(store: Store, cancel: threading.Event) -> None:
-    """Remove deleted words from the search index. Stop if no deleted word is left, or if the event
-    `cancel` is set."""
-    while not clean_index(store, CLEANING_SECONDS) and not cancel.is_set():
-        pass
+    """Remove deleted words from the search index. Stop if no deleted word is left, if the event `cancel` is
+    set, or if another process has locked the store."""
+    with contextlib.suppress(StoreBusy):
+        while not store.search_index.is_clean() and not cancel.is_set():
+            store.chats.clean_index(CLEANING_SECONDS)
 
 
 def tidy(store: Store, folder: CacheFolder | None) -> None:

@@ -346,11 +346,15 @@ async def test_chats_and_requests_are_written_beside_each_other(host):
     """A reply of `write` holds up neither another one nor a request that comes later."""
     ended = []
 
-    async def chat(name, n):
+    async def chat(name, n, others=0):
+        """Write a reply that ends after the end of a number of other replies."""
         session = await host.call(lambda runtime: runtime.chats.new_chat())
 
         def begin(runtime, cancel):
-            return runtime.chats.say(session, name, sampling=GREEDY, max_new_tokens=n, cancel=cancel)
+            for chunk in runtime.chats.say(session, name, sampling=GREEDY, max_new_tokens=n, cancel=cancel):
+                while chunk.response and len(ended) < others:
+                    yield NO_NEWS
+                yield chunk
 
         chunks = [chunk async for some in host.write(begin) for chunk in some]
         ended.append(name)
@@ -361,9 +365,10 @@ async def test_chats_and_requests_are_written_beside_each_other(host):
         ended.append(name)
         return response
 
-    long = asyncio.ensure_future(chat("long", 300))
-    while not host.is_writing:
-        await asyncio.sleep(0.001)
-    await asyncio.gather(chat("short", 30), request("asked", 20))
-    assert ended == ["asked", "short"] and not long.done()
-    assert (await long).text and host.is_writing is False
+    async with asyncio.timeout(60):
+        long = asyncio.ensure_future(chat("long", 300, others=2))
+        while not host.is_writing and not long.done():
+            await asyncio.sleep(0.001)
+        await asyncio.gather(chat("short", 30), request("asked", 20))
+        assert ended == ["asked", "short"] and not long.done()
+        assert (await long).text and host.is_writing is False
