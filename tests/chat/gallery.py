@@ -151,7 +151,8 @@ class Gallery(ChatApp):
     async def _in_the_list(self) -> None:
         screen = ChatsScreen(self.chat, "words")
         await self.push_screen(screen)
-        await self.workers.wait_for_complete([w for w in self.workers if w.node is screen])
+        for worker in [w for w in self.workers if w.node is screen]:
+            await worker.wait()
         await self._wait_for_frame()
         screen.action_rename()
         await self._wait_for_frame()

@@ -228,7 +228,8 @@ async def test_flipping_at_random_shows_what_the_store_has(chatting):
             await send(app, pilot, what)
             await asyncio.sleep(0)
             await until(pilot, lambda: app.chat.prompt.text == "" and app.phase == "idle")
-            await app.workers.wait_for_complete([w for w in app.workers if w.group == "write"])
+            for worker in [w for w in app.workers if w.group == "write"]:
+                await worker.wait()
             turns = await app.host.call(lambda runtime: runtime.chats.turns(app.chat.state.session))
             ids = [m.message_id for m in app.chat.transcript.messages]
             assert ids == [t.id for t in turns if t.role != "system"], what
