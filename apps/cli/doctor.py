@@ -7,8 +7,9 @@ import stat
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,6 +24,9 @@ from .output import json_option, log, print_json, show
 from .path_types import NewPath
 from .text_output import TableColumn, count, hint, short_paths, table
 from .verb import Verb
+
+if TYPE_CHECKING:
+    from ruvmlx.store import Store
 
 ENOUGH_DISK = 50_000_000  # bytes
 
@@ -86,10 +90,20 @@ def _shapes() -> Any:
         return STARTER
 
 
-def _store() -> str:
-    from ruvmlx.store import Store
+def _with_store(check: Callable[["Store"], str]) -> Callable[[], str]:
+    """Return a function that opens the store, runs the check on the store, and closes the store."""
 
-    store = Store(settings.store_file())
+    def run() -> str:
+        from ruvmlx.store import Store
+
+        with closing(Store(settings.store_file())) as store:
+            return check(store)
+
+    return run
+
+
+@_with_store
+def _store(store: "Store") -> str:
     found = store.integrity()
     if found != "ok":
         raise RuvmlxError(f"{store.path}: {found}")
@@ -119,12 +133,11 @@ def _disk_space() -> str:
     return f"{size(free)} free for {home}"
 
 
-def _deleted_chats() -> str:
+@_with_store
+def _deleted_chats(store: "Store") -> str:
     """Erase deleted chats that nobody can restore any more, as each start of ruvmlx does."""
     from ruvmlx.chats import soft_delete
-    from ruvmlx.store import Store
 
-    store = Store(settings.store_file())
     if failed := soft_delete.delete_older(store):
         raise RuvmlxError("; ".join(failed))
     waiting = len(store.chats.soft_deleted())
@@ -156,15 +169,15 @@ def _model() -> str:
     return f"{model.name} ({size(model.bytes)}) at {model.path}"
 
 
-def _adapter() -> str:
+@_with_store
+def _adapter(store: "Store") -> str:
     from ruvmlx.engine.model_identity import identify
     from ruvmlx.lora import MicroLoRA
     from ruvmlx.lora.layer_lora import unpack_layers
     from ruvmlx.models.load import load_model
     from ruvmlx.sona.adapter_history import AdapterHistory
-    from ruvmlx.store import Store
 
-    name, store = settings.load().adapter, Store(settings.store_file())
+    name = settings.load().adapter
     model = identify(store, load_model(_settings().model), claim=False)
     history = AdapterHistory(store, model.fingerprint, name)
     if version := history.version():
@@ -178,11 +191,10 @@ def _adapter() -> str:
     return f"{name}, version {version}, {count(len(history.ratings()), 'rating')}"
 
 
-def _witness() -> str:
-    from ruvmlx.store import Store
+@_with_store
+def _witness(store: "Store") -> str:
     from ruvmlx.store.audit import disagreement
 
-    store = Store(settings.store_file())
     chain = store.witness.check()
     if chain.broken is not None:
         raise RuvmlxError(f"the witness log breaks at row {chain.broken}: {chain.why}")
