@@ -82,19 +82,21 @@ def in_use(prompt: str | None) -> str:
     return ""
 
 
+def beginning(name: str) -> str:
+    """Return the first words of a role's system prompt. If the prompt cannot be read, return the reason."""
+    try:
+        begin = one_line(text(name))
+    except UsageError as e:
+        return f"({e})"
+    return f"{begin[:SHOWN].rstrip()}{'…' if len(begin) > SHOWN else ''}"
+
+
 def lines(prompt: str | None = None) -> list[str]:
     """Return the lines that /as prints: each role with the first words of its system prompt. prompt: the
     system prompt of the open chat; a mark shows the role that has it."""
     known, used = names(), in_use(prompt)
     width = max(map(len, known))
-    rows = []
-    for name in known:
-        try:
-            begin = one_line(text(name))
-        except UsageError as e:
-            begin = f"({e})"
-        words = f"{begin[:SHOWN].rstrip()}{'…' if len(begin) > SHOWN else ''}"
-        rows.append(f"{name:<{width}}  {'(in use) ' if name == used else ''}{words}")
+    rows = [f"{name:<{width}}  {'(in use) ' if name == used else ''}{beginning(name)}" for name in known]
     return [
         *rows,
         "/as NAME answers as one, /as none ends that; /as save NAME keeps this chat's system prompt.",

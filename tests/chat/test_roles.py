@@ -44,6 +44,15 @@ def test_a_chats_own_prompt_becomes_a_role(open_tiny, home):
     assert [row.text for row in suggestions("/as br", True, HERE)] == ["brief"]
 
 
+def test_a_role_that_is_saved_again_says_what_it_replaces(open_tiny, home):
+    typed = "/system Answer in rhymes.", "/as save mine", "/system Answer in prose.", "/as save mine"
+    with open_tiny() as runtime:
+        code, said = run_plain(runtime, *typed)
+    file = home / "roles" / "mine.md"
+    assert code == 0 and f"Kept as the role mine, in {file}\n" in said
+    assert f"Kept as the role mine, in {file}, in place of: Answer in rhymes.\n" in said
+
+
 @pytest.mark.parametrize(
     ("typed", "said"),
     [

@@ -62,8 +62,10 @@ def answer_as(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     if not word:
         return text_outcome("\n".join(roles.lines(state.system)))
     if word == "save":
+        before = roles.beginning(name.strip()) if name.strip() in roles.names() else ""
         file = roles.save(name.strip(), state.system or "")
-        return text_outcome(f"Kept as the role {file.stem}, in {file}")
+        replaced = f", in place of: {before}" if before else ""
+        return text_outcome(f"Kept as the role {file.stem}, in {file}{replaced}")
     if word == "none" and not roles.in_use(state.system):
         return text_outcome(f"No role is in use. {system(runtime, state, '').words}")
     if word == "none":

@@ -150,7 +150,7 @@ def families_of(architecture: object, where: str) -> list[Family]:
 
 def _not_run(what: str, got: object, known: tuple[str, ...]) -> UnsupportedModel:
     if got is None:
-        return UnsupportedModel(f"{what} is missing; {', '.join(known)} are run.")
+        return UnsupportedModel(f"{what} is missing; expected one of {', '.join(known)}.")
     kind = str(got)[:40]
     why = f" ({OTHERS[kind]})" if kind in OTHERS else ""
     return UnsupportedModel(f"{what} {kind!r} is not run{why}; {', '.join(known)} are.")
