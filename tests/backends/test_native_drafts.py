@@ -22,14 +22,14 @@ def open_backend(tmp_path, impl=None, **options):
 
 def assert_steps_equal(backend, policy, start, length):
     """Check `length` drafted tokens after `start` tokens, beside single steps."""
-    one, other = backend.new_cache(policy), backend.new_cache(policy)
+    one, other, tokens = backend.new_cache(policy), backend.new_cache(policy), TOKENS * (1 + start // 100)
     for cache in (one, other):
-        backend.prefill(TOKENS[:start], cache)
-    token, *draft = TOKENS[start : start + 1 + length]
+        backend.prefill(tokens[:start], cache)
+    token, *draft = tokens[start : start + 1 + length]
     steps = backend.decode_drafted(token, draft, other)
     assert other.offset == start + 1
     for i, step in enumerate(steps):
-        want = backend.decode(TOKENS[start + i], one)
+        want = backend.decode(tokens[start + i], one)
         np.testing.assert_array_equal(step.logits, want.logits)
         np.testing.assert_array_equal(step.hidden, want.hidden)
     return len(steps) - 1
@@ -56,6 +56,12 @@ def test_no_draft_crosses_the_end_of_a_page(tmp_path, policy, start):
     """The first token may begin a page. The draft ends with the page."""
     backend = open_backend(tmp_path, **SIZES, **STORED["4-bit"])
     assert assert_steps_equal(backend, POLICIES[policy], start, 7) == min(7, 63 - start % 64)
+
+
+def test_no_draft_crosses_the_edge_of_the_sliding_window(tmp_path):
+    """The token at position 2174 is the first that no longer sees page 1. The draft ends before it."""
+    backend = open_backend(tmp_path, **SIZES, **STORED["4-bit"], sliding_window=2047)
+    assert assert_steps_equal(backend, F16, 2167, 7) == 6
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -31,6 +31,7 @@ from ...models.config.model import Model, ModelConfig
 from ...models.config.rope import rope
 from ...models.weights.halves import halves, repeat_layers
 from ...platform import cpu
+from ...tiers import PAGE
 from ..base import PAUSED, Adapters, HeadAdapter, KVCache, Step, check_tokens, each, finite, not_finite
 from .storage import NativeStorage
 from .weights import packed_weights
@@ -150,7 +151,7 @@ class NativeBackend:
         describes."""
         held = cast(PagedCache, cache)
         held.reserve(1)
-        tokens = [token, *draft[: held.room - 1]]
+        tokens = [token, *draft[: min(held.room, self._tokens_alike(held.offset)) - 1]]
         check_tokens(tokens, self.config.vocab_size)
         try:
             hidden, logits = self._call(
@@ -165,6 +166,13 @@ class NativeBackend:
             raise
         held.advance(1)
         return list(map(Step, logits, hidden))
+
+    def _tokens_alike(self, offset: int) -> int:
+        """Return how many tokens after `offset` tokens have the same oldest page in the sliding window. The
+        decoder divides the attention of all tokens of a call at the same pages. If the oldest pages of two
+        tokens differ, one of the tokens has other bits than after a single step."""
+        window = self.config.sliding_window
+        return PAGE - (offset + 1 - window) % PAGE if window else PAGE
 
     def accept(self, cache: KVCache) -> None:
         """Add the next drafted token to the tokens of the cache, as Drafting.accept describes."""
