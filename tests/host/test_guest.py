@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from ruvmlx.engine.types import Chunk
 from ruvmlx.host.guest import Guest
 from ruvmlx.host.host import Host
@@ -11,11 +13,17 @@ from tests.chat.scripted import ScriptedRuntime
 # -- the host and its guests --------------------------------------------------------------------------
 
 
-async def test_a_guest_ends_its_own_reply_alone():
-    """Stopping and closing leave the other guest's reply, and the host, as they are."""
-    runtime = ScriptedRuntime()
-    host = Host(lambda: runtime)
+@pytest.fixture
+async def host():
+    host = Host(ScriptedRuntime)
     await host.open(QUIET)
+    yield host
+    await host.close()
+
+
+async def test_a_guest_ends_its_own_reply_alone(host):
+    """Stopping and closing leave the other guest's reply, and the host, as they are."""
+    runtime = host.holder.opened_runtime
     guests, written = [Guest(host), Guest(host)], [0, 0]
 
     def endless(number):
@@ -41,4 +49,3 @@ async def test_a_guest_ends_its_own_reply_alone():
     await grown(1)
     guests[1].stop()
     assert len(await reading[1]) == written[1] and host.is_open and not runtime.closed
-    await host.close()

@@ -352,7 +352,7 @@ async def test_chats_and_requests_are_written_beside_each_other(host):
 
         def begin(runtime, cancel):
             for chunk in runtime.chats.say(session, name, sampling=GREEDY, max_new_tokens=n, cancel=cancel):
-                while chunk.response and len(ended) < others:
+                while chunk.response and len(ended) < others and not cancel.is_set():
                     yield NO_NEWS
                 yield chunk
 

@@ -14,6 +14,7 @@ from typing import Any
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 APIS = (CHAT, MESSAGES, RESPONSES)
 MOMENTS = ("header", "body", "prompt", "piece", "between")  # when a client leaves
+SECONDS = 300.0  # the longest time of one request
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets the connection
 
 
@@ -123,7 +124,7 @@ def question(path: str, model: str, text: str, tokens: int, stream: bool, **more
 
 
 async def ask(port: int, path: str, body: Any = None, **headers: str) -> Answer:
-    async with await Wire.open(port) as wire:
+    async with asyncio.timeout(SECONDS), await Wire.open(port) as wire:
         await wire.send(b"".join(request(path, body, **headers)))
         return await wire.answer()
 
