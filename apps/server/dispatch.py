@@ -51,7 +51,10 @@ class Dispatcher:
         except TimeoutError:
             message = f"the answer took longer than {serving.limits.reply_seconds:g} seconds."
             await _send_error(sender, ApiError(408, message, code="timeout"), errors)
-        except Exception as error:  # noqa: BLE001 - the client gets an id, the log gets the place
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - also a panic in Rust, which is no Exception
+            # the client gets an id, and the log gets the place
             failure = InternalError.of(error)
             failure.write_to(serving.log)
             await _send_error(sender, failure.answer, errors)

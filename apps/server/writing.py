@@ -157,7 +157,7 @@ async def reply_parts(
     function that is called for each reply that an error, or the leaving of the client, ends before its first
     text.
     """
-    serving, arrived = call.serving, asyncio.Queue[ReplyPart | Exception]()
+    serving, arrived = call.serving, asyncio.Queue[ReplyPart | BaseException]()
     if not has_room:
         check_room(serving, len(requests))
     with serving.answering(requests):
@@ -167,7 +167,7 @@ async def reply_parts(
         unfinished = len(requests)
         while unfinished:
             part = await arrived.get()
-            if isinstance(part, Exception):
+            if isinstance(part, BaseException):
                 try:
                     raise part
                 finally:
@@ -202,7 +202,7 @@ async def _pump(
     call: Call,
     index: int,
     request: GenerationRequest,
-    arrived: "asyncio.Queue[ReplyPart | Exception]",
+    arrived: "asyncio.Queue[ReplyPart | BaseException]",
     text: SplitText,
     unanswered: Callable[[], Awaitable[None]] | None,
 ) -> None:
@@ -214,7 +214,7 @@ async def _pump(
             async for part in _parts(call, index, request, text):
                 has_text = has_text or bool(part.text or part.thought)
                 arrived.put_nowait(part)
-    except Exception as error:  # noqa: BLE001 - the task that waits for the reply handles it
+    except BaseException as error:  # noqa: BLE001 - for the task that waits; also a panic in Rust
         if unanswered is not None and not has_text:
             await unanswered()
         if isinstance(error, RuvmlxError):

@@ -324,6 +324,27 @@ def test_an_internal_error_in_a_stream(serve, monkeypatch):
     assert running.chat(max_tokens=2).status == 200
 
 
+class Panic(BaseException):
+    """The error of a library in Rust that panics is no Exception."""
+
+
+@pytest.mark.parametrize("place", ["encode_request", "generate"])
+def test_a_panic_is_an_internal_error(serve, monkeypatch, place):
+    """The client waited for an hour, and the log had no line."""
+
+    def panic(*_):
+        raise Panic("secret words")
+
+    running = serve()
+    monkeypatch.setattr(running.serving.runtime.writer, place, panic)
+    for stream in (False, True):
+        told = running.chat(stream=stream)
+        assert told.status == 500 and told.error["code"] == "internal_error"
+    assert "Panic at" in running.log.getvalue() and "secret" not in running.log.getvalue()
+    monkeypatch.undo()
+    assert running.chat(max_tokens=2).status == 200
+
+
 def test_no_piece_of_an_answer_waits_for_an_acknowledgement(serve):
     """Without TCP_NODELAY the second request of a connection, and each that follows, takes 40 ms more."""
     running = serve()
