@@ -117,10 +117,17 @@ class Host:
     ) -> T:
         """Run the generator begin(runtime) in the runtime's thread, in slices from one `yield` to the next.
         If replies are in progress, wait after each slice as long as the slice took, so that the replies go
-        on. Raises Interrupted after a slice if should_stop() is True."""
-        work = await self.call(begin)
+        on. Raises Interrupted after a slice if should_stop() is True, and ModelClosed if another runtime has
+        taken the runtime's place."""
+        first, work = await self.call(lambda runtime: (runtime, begin(runtime)))
+
+        def run_slice(runtime: Runtime) -> tuple[float, bool, T | None]:
+            if runtime is not first:
+                raise ModelClosed(NOT_OPEN)
+            return _slice(work)
+
         while True:
-            seconds, ended, result = await self.call(lambda _: _slice(work))
+            seconds, ended, result = await self.call(run_slice)
             if ended:
                 return cast(T, result)
             if should_stop():

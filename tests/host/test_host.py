@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from ruvmlx.backends.select import Choice
-from ruvmlx.errors import CorruptFile, Interrupted, ModelNotFound, UsageError
+from ruvmlx.errors import CorruptFile, Interrupted, ModelClosed, ModelNotFound, UsageError
 from ruvmlx.host.host import Host
 from ruvmlx.host.model_holder import ModelHolder, ModelUnchanged, Opener, StoppableWatch, _PlanWatch
 from ruvmlx.memory.load_plan import MachineMemory, Need, Plan
@@ -263,6 +263,31 @@ async def test_a_rating_does_not_wait_for_unseen_replies(host, monkeypatch):
     await asyncio.to_thread(begun.wait, 10)
     await asyncio.wait_for(host.call_between(lambda r: r.status()), 20)
     assert not await settling and prepared == [True]
+
+
+async def test_work_in_slices_ends_with_its_model():
+    """Another model took its place between two slices. The rest ran with the runtime that was closed."""
+    host, runs = Host(Opener(lambda model, adapter, watch: ScriptedRuntime(), "old")), []
+    await host.open(QUIET)
+
+    def begin(runtime):
+        while len(runs) < 500:
+            runs.append(runtime.closed)
+            yield
+
+    async def switch():
+        while not runs:
+            await asyncio.sleep(0)
+        await host.switch("new", "s1", QUIET)
+
+    switching = asyncio.ensure_future(switch())
+    try:
+        with pytest.raises(ModelClosed):
+            await host.call_in_slices(begin)
+        assert runs and not any(runs)
+    finally:
+        await switching
+        await host.close()
 
 
 async def test_a_look_does_not_postpone_idle_work(host):
