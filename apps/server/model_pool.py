@@ -347,6 +347,7 @@ class ModelPool:
     async def _open_now(self, model: PooledModel) -> None:
         begun, serving = time.monotonic(), model.serving
         try:
+            self.first.serving.refuse_if_stopping()
             await serving.host.open(QUIET)
         except RuvmlxError as error:
             if api_error(error).status == 503:  # the client can ask for the model again
