@@ -62,9 +62,11 @@ class PooledModel:
             self.terminals -= 1
 
     def note_plan(self) -> None:
-        """Copy the memory plan with which the runtime has opened the model."""
-        plan = self.serving.host.holder.plan
-        if plan is not None:
+        """Copy the memory plan with which the runtime has opened the model. If a switch to another model
+        failed, no runtime can be open: mark the model as closed, so that the next request opens it again."""
+        host = self.serving.host
+        self.serving.unloaded, plan = not host.is_open, host.holder.plan
+        if plan is not None and host.is_open:
             self.need = plan.need
             self.scratch = max(0, self.serving.runtime.backend.nbytes - plan.need.weights)
 

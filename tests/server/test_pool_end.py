@@ -3,7 +3,13 @@
 import asyncio
 import threading
 
-from .test_many_models import B, ask, home, serve_models  # noqa: F401 - fixtures
+import pytest
+
+from ruvmlx.errors import CorruptFile
+from ruvmlx.host.guest import Guest
+from ruvmlx.progress import QUIET
+
+from .test_many_models import A, B, ask, home, serve_models  # noqa: F401 - fixtures
 
 
 def in_loop(running, work):
@@ -24,3 +30,20 @@ def test_a_server_that_stops_opens_no_model(serve_models):  # noqa: F811
     asking.join()
     assert (got[0].status, got[0].error["code"]) == (503, "stopping")
     assert '"opened"' not in running.log.getvalue()
+
+
+def test_a_first_model_that_a_switch_closed_is_opened_again(serve_models, monkeypatch):  # noqa: F811
+    """The switch failed, and the old model could not be opened again at once. Each request got a 503."""
+    running = serve_models()
+    assert ask(running, A).status == 200  # the start of the server is over
+    host = running.serving.host
+
+    def fail(model, session, watch):
+        host.holder.release()
+        raise CorruptFile("cut short.")
+
+    monkeypatch.setattr(host.holder, "switch", fail)
+    running.terminals.attached.add(Guest(host))
+    with pytest.raises(CorruptFile, match="cut short"):
+        in_loop(running, running.terminals._switch(B, "s1", QUIET))
+    assert ask(running, A).status == 200
