@@ -2,6 +2,7 @@
 and lines for errors, for idle work, and for opened and closed models. The lines have no text of users and no
 secrets."""
 
+import contextlib
 import json
 import sys
 import time
@@ -20,7 +21,7 @@ class RequestLog:
 
     def write(self, event: str, facts: Mapping[str, object]) -> None:
         """Write a line to the log. event: "request", "error" or another word. facts: values by name, without
-        text of a user."""
+        text of a user. If the line cannot be written, for example because the disk is full, do nothing."""
         if self.sink is None:
             return
         now = time.time()
@@ -29,4 +30,5 @@ class RequestLog:
         else:
             clock = time.strftime("%H:%M:%S", time.localtime(now))
             line = " ".join([clock, event, *(f"{name}={value}" for name, value in facts.items())])
-        print(line, file=self.sink, flush=True)
+        with contextlib.suppress(OSError):
+            print(line, file=self.sink, flush=True)

@@ -324,6 +324,20 @@ def test_an_internal_error_in_a_stream(serve, monkeypatch):
     assert running.chat(max_tokens=2).status == 200
 
 
+def test_a_log_that_cannot_be_written(serve, monkeypatch):
+    """The disk of its file is full, or its reader has ended. A refusal had no body in the form of the API."""
+    running = serve()
+
+    def fail(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(running.log, "write", fail)
+    refused = running.ask("GET", "/v1/nonsense")
+    assert refused.status == 404 and refused.error["code"] == "unknown_path"
+    assert running.chat(max_tokens=2).status == 200
+    monkeypatch.undo()
+
+
 class Panic(BaseException):
     """The error of a library in Rust that panics is no Exception."""
 
