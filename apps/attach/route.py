@@ -66,12 +66,18 @@ class Terminals:
             message = f"the limit of attached terminals is {serving.limits.terminals}; close one of them."
             raise ApiError(503, message, code="busy")
         guest = Guest(serving.host, self._switch)
+        websocket = WebSocket(scope, receive, send)  # type: ignore[arg-type]
         self.attached.add(guest)
         started = time.monotonic()
         try:
+            await websocket.accept()  # at once, because the client waits only CONNECT_SECONDS for it
             async with self.models.using(first):
                 with first.with_terminal():
-                    await self._serve(WebSocket(scope, receive, send), guest)  # type: ignore[arg-type]
+                    await self._serve(websocket, guest)
+        except RuvmlxError as error:  # for example, the model cannot be opened, or a key is unknown
+            with contextlib.suppress(WebSocketDisconnect, RuntimeError):
+                await websocket.send_text(last_text(error.exit_code, error_line(error)))
+                await websocket.close()
         except Exception as error:  # noqa: BLE001 - the log gets the place; the client sees the end
             InternalError.of(error).write_to(serving.log)
         finally:
@@ -93,7 +99,6 @@ class Terminals:
             self.serving.alias = None  # the alias is a name of the model before the switch
 
     async def _serve(self, websocket: WebSocket, guest: Guest) -> None:
-        await websocket.accept()
         _notice_the_dead(websocket)
         try:
             async with asyncio.timeout(HELLO_SECONDS):
@@ -103,12 +108,7 @@ class Terminals:
             return
         outbox, loop = Outbox(), asyncio.get_running_loop()
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="terminal") as thread:
-            try:
-                chat = await loop.run_in_executor(thread, self._make_chat, guest, hello, outbox)
-            except RuvmlxError as error:  # for example, an unknown key in the user's setting `keys`
-                await websocket.send_text(last_text(error.exit_code, error_line(error)))
-                await websocket.close()
-                return
+            chat = await loop.run_in_executor(thread, self._make_chat, guest, hello, outbox)
             app = loop.run_in_executor(thread, chat.run)
             sending = asyncio.ensure_future(_send(websocket, outbox))
             receiving = asyncio.ensure_future(self._receive(websocket, chat))

@@ -1,15 +1,20 @@
 """The models of a server at the server's end, and after a switch that failed."""
 
 import asyncio
+import json
 import threading
 
 import pytest
+from ruvmlx.apps.attach.client import Link
+from wsproto.events import CloseConnection, TextMessage
 
 from ruvmlx.errors import CorruptFile
 from ruvmlx.host.guest import Guest
+from ruvmlx.host.host import Host
 from ruvmlx.progress import QUIET
 
-from .test_many_models import A, B, ask, home, serve_models  # noqa: F401 - fixtures
+from .conftest import CHAT_KEY
+from .test_many_models import KEY, A, B, ask, home, serve_models  # noqa: F401 - fixtures
 
 
 def in_loop(running, work):
@@ -47,3 +52,22 @@ def test_a_first_model_that_a_switch_closed_is_opened_again(serve_models, monkey
     with pytest.raises(CorruptFile, match="cut short"):
         in_loop(running, running.terminals._switch(B, "s1", QUIET))
     assert ask(running, A).status == 200
+
+
+def test_a_terminal_learns_why_its_model_is_not_open(serve_models, monkeypatch):  # noqa: F811
+    """The client is connected at once, also if the opening takes long. It said that this was no server."""
+    running = serve_models()
+    assert running.ask("POST", "/v1/stop", {"model": A}, **KEY).json["was_open"]
+
+    async def fail(host, watch):
+        raise CorruptFile("cut short.")
+
+    monkeypatch.setattr(Host, "open", fail)
+    link, found = Link(running.url, CHAT_KEY), []
+    link._socket.settimeout(60)
+    while not any(isinstance(event, CloseConnection) for event in found):
+        found += link.read_events()
+    link.close()
+    told = json.loads("".join(event.data for event in found if isinstance(event, TextMessage)))
+    assert told["end"] == 1 and "cannot be opened: cut short" in told["error"]
+    assert '"error"' not in running.log.getvalue()
