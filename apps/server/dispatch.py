@@ -25,6 +25,7 @@ Scope = Mapping[str, Any]
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 # the maximum number of requests in progress at once; a request whose body is still arriving is in progress
 MOST_CALLS = 256
+LONG_BODY = 100_000  # bytes; a longer body is decoded in another thread than the event loop's
 
 
 class Dispatcher:
@@ -75,7 +76,10 @@ class Dispatcher:
         if endpoint.body is not None:
             _check_media_type(headers)
             data = await read_body(receive, headers.get("content-length"), serving.limits, held)
-            decoded = decode(data, endpoint.body)
+            if len(data) <= LONG_BODY:
+                decoded = decode(data, endpoint.body)
+            else:  # a body with many small objects takes seconds
+                decoded = await asyncio.to_thread(decode, data, endpoint.body)
         ignored = [*decoded.ignored, *ignored_betas(headers.get("anthropic-beta", ""))]
         sender.name_ignored(ignored)
         call = Call(

@@ -1,12 +1,14 @@
-"""Bodies with very many small parts. Their conversion runs in the loop that answers all clients, so its time
-must grow with the size of the body alone."""
+"""Bodies with very many small parts. Their decoding runs in a separate thread. Their conversion runs in the
+loop that answers all clients, so its time must grow with the size of the body alone."""
 
 import gc
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
-from ruvmlx.apps.server import anthropic_bodies, ollama_bodies, responses_bodies
+from ruvmlx.apps.server import anthropic_bodies, dispatch, ollama_bodies, responses_bodies
 from ruvmlx.apps.server.anthropic_bodies import MessagesBody
 from ruvmlx.apps.server.ollama_bodies import OllamaChatBody
 from ruvmlx.apps.server.responses_bodies import ResponsesBody
@@ -75,3 +77,21 @@ def test_results_belong_to_the_first_open_call():
     body = {"model": "m", "messages": [{"role": "assistant", "content": "", "tool_calls": calls}, *results]}
     turns = ollama_bodies.conversation(msgspec.convert(body, OllamaChatBody).messages, None)
     assert [turn.tool_call_id for turn in turns[1:]] == ["a", "c", "d", "b"]
+
+
+def test_the_decoding_of_a_long_body_holds_up_nobody(serve, monkeypatch):
+    running, begun, answered = serve(), threading.Event(), threading.Event()
+    decode = dispatch.decode
+
+    def decode_slowly(data, kind):
+        begun.set()
+        assert answered.wait(20)
+        return decode(data, kind)
+
+    monkeypatch.setattr(dispatch, "decode", decode_slowly)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(running.chat, "a" * 200_000)
+        assert begun.wait(20)
+        assert running.ask("GET", "/health").status == 200
+        answered.set()
+        assert asked.result(60).error["code"] == "context_length_exceeded"
