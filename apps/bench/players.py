@@ -151,13 +151,14 @@ class Ruvmlx:
 
     def best_of(self, tokens: list[int], count: int, n: int) -> dict[str, float]:
         """Read a prompt, and write `count` replies of n tokens each as one batch. The replies are sampled
-        with an adapter, and their traces are recorded, as in a chat. Return the seconds of all work
+        with an adapter, and their traces are recorded, as in a chat. No tokens are guessed ahead, because the
+        replies to this prompt repeat themselves more than those of a chat. Return the seconds of all work
         ("seconds"), of the prompt ("prompt"), and of the decode steps ("decode")."""
         from ruvmlx.engine.best_of import BestOf, requests_for
         from ruvmlx.engine.scheduler import Scheduler
 
-        clocked = Clocked(self._backend)
-        engine, shape = LLMInferenceEngine(self._model, cast(Any, clocked), self._policy), self._model.shape
+        clocked, shape = Clocked(self._backend), self._model.shape
+        engine = LLMInferenceEngine(self._model, cast(Any, clocked), self._policy, speculate="off")
         noise = np.random.default_rng(0).standard_normal
         a, b = noise((shape.hidden_size, 2), np.float32), 1e-4 * noise((2, shape.vocab_size), np.float32)
         adapter, sampling = MicroLoRA(a, b), Sampling(0.2, top_p=0.9, seed=1)

@@ -1,5 +1,6 @@
 """This module defines ruvmlx's player in the serving suite (serving.py). The player runs requests in parallel
-with the scheduler of `engine/scheduler.py`."""
+with the scheduler of `engine/scheduler.py`. No tokens are guessed ahead: the scheduler guesses only for a
+request that runs alone, and such a request could not be compared with several requests."""
 
 import time
 from collections.abc import Sequence
@@ -46,7 +47,7 @@ class ServingPlayer:
         loaded = load_model(model)
         self._clocked = Clocked(open_backend(backend, loaded, threads))
         policy = cache_policy("auto", cast(Backend, self._clocked), loaded.shape)
-        self._engine = LLMInferenceEngine(loaded, cast(Backend, self._clocked), policy)
+        self._engine = LLMInferenceEngine(loaded, cast(Backend, self._clocked), policy, speculate="off")
         self._scheduler = Scheduler(self._engine)
         noise, shape = np.random.default_rng(0).standard_normal, loaded.shape
         self._adapters = [
