@@ -27,6 +27,7 @@ from .rows import ALONE, WORTH, verdict
 LEVEL = 0.05  # the significance level of all rows together
 LEAST = 4  # samples; fewer never differ significantly: of 3 and 3, 10% of the divisions are as unequal as any
 EXACT = 20_000  # the maximum number of divisions of samples for an exact test
+_NEEDED = {"name", "value", "unit", "better", "target", "met"}  # the fields of a row that this module reads
 _DRAWN = 20_000  # the number of random divisions in a test that is not exact
 
 
@@ -53,12 +54,12 @@ class RowChange:
 def read(path: str | Path) -> dict[str, Any]:
     try:
         report = json.loads(Path(path).read_text(encoding="utf-8"))
-        if not isinstance(report["rows"], list):
-            raise TypeError("rows are no list")
+        if not all(row.keys() >= _NEEDED for row in report["rows"]):
+            raise KeyError("a row lacks a field")
         return report
     except OSError as e:
         raise unreadable(str(path), e) from e
-    except (ValueError, KeyError, TypeError) as e:
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
         name = shlex.quote(str(path))
         raise UsageError(f"{path} is not a report; `ruvmlx bench --json > {name}` writes one.") from e
 

@@ -89,7 +89,9 @@ def test_what_else_differs_is_named(tmp_path, run):  # noqa: F811
     assert code == 0 and "threads: 2 -> 4" in out and "20%" in out and "0 are slower, 40 are the same." in out
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"rows": 3}'])
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", '{"rows": 3}', '{"rows": [1]}', '{"rows": [{"name": "x"}]}']
+)
 def test_what_is_no_report_is_one_line(tmp_path, run, text):  # noqa: F811
     (tmp_path / "a").write_text(text)
     code, _, err = run("bench", "compare", str(tmp_path / "a"), str(tmp_path / "missing"))
