@@ -28,6 +28,7 @@ LEVEL = 0.05  # the significance level of all rows together
 LEAST = 4  # samples; fewer never differ significantly: of 3 and 3, 10% of the divisions are as unequal as any
 EXACT = 20_000  # the maximum number of divisions of samples for an exact test
 _NEEDED = {"name", "value", "unit", "better", "target", "met"}  # the fields of a row that this module reads
+_OF_RUN = ("model", "weights", "quick")  # facts of a report about its whole run; weights: bytes
 _DRAWN = 20_000  # the number of random divisions in a test that is not exact
 
 
@@ -84,10 +85,10 @@ def verdicts(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, str, s
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Return the differences between the machines and between the settings of two reports, and each report
-    whose machine slowed down during the run. A difference of the machine or the settings can be the cause of
-    a changed row, instead of the code."""
-    found = []
+    """Return the differences between the models, the machines and the settings of two reports, and each
+    report whose machine slowed down during the run. Such a difference can be the cause of a changed row,
+    instead of the code."""
+    found = [f"{key}: {old.get(key)} -> {new.get(key)}" for key in _OF_RUN if old.get(key) != new.get(key)]
     for part in ("machine", "settings"):
         a, b = old.get(part, {}), new.get(part, {})
         for key in sorted(a.keys() | b.keys()):

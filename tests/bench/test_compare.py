@@ -81,11 +81,14 @@ def test_permutations_agree_with_counting_them_by_hand():
 
 def test_what_else_differs_is_named(tmp_path, run):  # noqa: F811
     old, new = report(1), report(2)
+    old |= {"model": "a.gguf", "quick": True}
+    new |= {"model": "b.gguf", "quick": False}
     new["machine"] = {"threads": 4}
     new |= {"throttled": True, "drift": 0.2}
     for name, made in (("a", old), ("b", new)):
         (tmp_path / name).write_text(json.dumps(made))
     code, out, _ = run("bench", "compare", str(tmp_path / "a"), str(tmp_path / "b"))
+    assert "not the same: model: a.gguf -> b.gguf" in out and "not the same: quick: True -> False" in out
     assert code == 0 and "threads: 2 -> 4" in out and "20%" in out and "0 are slower, 40 are the same." in out
 
 
