@@ -347,6 +347,8 @@ def forget_replies(reply_id: str | None, every: bool, as_json: bool) -> None:
         raise UsageError("give a reply, as in `sessions forget last`, or --all.")
     store = _store()
     known = store.replies.outside_chats()
+    if reply_id == "last" and known:
+        reply_id = known[-1]
     chosen = known if reply_id is None else [store.replies.get(reply_id, "forget").id]
     if not set(chosen) <= set(known):
         raise UsageError(f"reply {chosen[0]} belongs to a chat, or is gone; `sessions rm` deletes a chat.")

@@ -48,6 +48,19 @@ def test_without_a_reply_there_is_none_to_forget(run):
     assert code == 1 and err.startswith("ruvmlx: no reply 'unknown' to forget;")
 
 
+def test_the_last_reply_to_forget_is_outside_of_chats(home, run):
+    """The help promises the newest reply of `generate` or the server, also if a chat has a newer one."""
+    store = Store(home / "ruvmlx.db")
+    for reply_id in ("one", "two"):
+        store.replies.add(a_reply(reply_id))
+    exchange(store, store.chats.new("m"), "And of lions?", "roar")
+    for reply_id in ("two", "one"):
+        code, out, _ = run("sessions", "forget", "last", "--json")
+        assert code == 0 and json.loads(out) == {"forgotten": [reply_id]}
+    code, _, err = run("sessions", "forget", "last")
+    assert code == 2 and "belongs to a chat" in err
+
+
 @pytest.fixture
 def chats(home):
     """A store with two chats; the second one has two alternative replies."""
