@@ -52,7 +52,7 @@ def test_the_last_reply_to_forget_is_outside_of_chats(home, run):
     """The help promises the newest reply of `generate` or the server, also if a chat has a newer one."""
     store = Store(home / "ruvmlx.db")
     for reply_id in ("one", "two"):
-        store.replies.add(a_reply(reply_id))
+        store.replies.add(a_reply(reply_id), None)
     exchange(store, store.chats.new("m"), "And of lions?", "roar")
     for reply_id in ("two", "one"):
         code, out, _ = run("sessions", "forget", "last", "--json")
