@@ -32,6 +32,7 @@ CHANGES = (
     *(TableColumn(name, right=True) for name in ("CHANGE", "BY CHANCE")),
     TableColumn("VERDICT"),
 )
+OF_LIMIT = "OF LIMIT is the share of what this machine could reach at best; ± is the uncertainty of a value."
 SUITES = ("all", "kernels", "model", "kv", "serving", "learning", "load", "chat", "compare")
 
 
@@ -102,14 +103,14 @@ def bench(
             say("")
 
     found = suites.run(plan, log, (lambda rows: None) if as_json else show_rows)
-    if report is not None:
-        _write(report, found, suite, vs, quick)
     if as_json:
         print_json(found)
-        return
-    for line in terminal.end_lines(found):
-        show_whole(line)
-    hint("OF LIMIT is the share of what this machine could reach at best; ± is the uncertainty of a value.")
+    else:
+        for line in terminal.end_lines(found):
+            show_whole(line)
+        hint(OF_LIMIT)
+    if report is not None:  # last, because a full disk must not take the figures
+        _write(report, found, suite, vs, quick)
 
 
 def _suite_over_ranks(suite: str) -> str:

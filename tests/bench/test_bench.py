@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from ruvmlx.apps.bench import chat, kernels, learning, machine
+from ruvmlx.apps.bench import chat, kernels, learning, machine, suites
 from ruvmlx.apps.bench.model import prompt
 from ruvmlx.apps.bench.other_runtimes import LlamaCpp
 from ruvmlx.apps.bench.players import Ruvmlx
@@ -22,6 +22,18 @@ from ..cli.verbs import run  # noqa: F401 - a fixture
 
 def rows_of(out: str) -> dict[str, dict]:
     return {row["name"]: row for row in json.loads(out)["rows"]}
+
+
+def test_figures_are_printed_if_the_report_cannot_be_written(run, tmp_path, monkeypatch):  # noqa: F811
+    def measured(*_):
+        (tmp_path / "r.md").touch()  # another program takes the name during the minutes of the run
+        return {"rows": [], "model": "m.gguf", "machine": {"chip": "c", "threads": 1, "versions": {}}} | {
+            "limits": {"memory": 1, "products": 1}, "seconds": 1, "throttled": False,
+        }  # fmt: skip
+
+    monkeypatch.setattr(suites, "run", measured)
+    code, out, err = run("bench", "kernels", "--json", "--report", str(tmp_path / "r.md"))
+    assert code == 2 and "exists already" in err and json.loads(out)["model"] == "m.gguf"
 
 
 @pytest.fixture
