@@ -2,6 +2,7 @@
 results with the project's targets, with the machine's own limits and with other runtimes."""
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,8 @@ def bench(
             show_whole(line)
         hint(OF_LIMIT)
     if report is not None:  # last, because a full disk must not take the figures
-        _write(report, found, suite, vs, quick)
+        given = {"vs": vs or None, "rounds": rounds, "context": contexts, **flags}
+        _write(report, found, [suite] * (suite != "all") + ["--quick"] * quick, given)
 
 
 def _suite_over_ranks(suite: str) -> str:
@@ -123,20 +125,20 @@ def _suite_over_ranks(suite: str) -> str:
     return "model"
 
 
-def _write(report: Path, found: dict[str, Any], suite: str, vs: str, quick: bool) -> None:
+def _write(report: Path, found: dict[str, Any], words: Sequence[str], given: Mapping[str, Any]) -> None:
+    """Write the report. words, given: the command's words, and its options with their values. The report has
+    the names of files without their folders, because other people read it."""
     from ruvmlx.chats.chat_file import write_new
 
     from ..bench import markdown, page
 
     if report.suffix == ".md":
-        words = [
-            "ruvmlx bench",
-            suite if suite != "all" else "",
-            f"--vs {vs}" if vs else "",
-            "--quick" * quick,
-        ]
-        command = " ".join(filter(None, [*words, f"--report {report.name}"]))
-        text = "\n".join(markdown.lines(found, command)) + "\n"
+        command = ["ruvmlx", "bench", *words]
+        for name, value in (given | {"report": report}).items():
+            for one in value if isinstance(value, tuple) else [value] * (value is not None):
+                is_file = name == "report" or (name == "model" and Path(one).exists())
+                command += [f"--{name.replace('_', '-')}", Path(one).name if is_file else str(one)]
+        text = "\n".join(markdown.lines(found, shlex.join(command))) + "\n"
     else:
         text = page.html(found)
     write_new(report, text)

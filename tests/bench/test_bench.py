@@ -24,16 +24,36 @@ def rows_of(out: str) -> dict[str, dict]:
     return {row["name"]: row for row in json.loads(out)["rows"]}
 
 
+REPORT = {
+    "rows": [],
+    "model": "m.gguf",
+    "machine": {"chip": "c", "threads": 1, "versions": {}},
+    "limits": {"memory": 1, "products": 1},
+    "seconds": 1,
+    "throttled": False,
+}
+
+
 def test_figures_are_printed_if_the_report_cannot_be_written(run, tmp_path, monkeypatch):  # noqa: F811
     def measured(*_):
         (tmp_path / "r.md").touch()  # another program takes the name during the minutes of the run
-        return {"rows": [], "model": "m.gguf", "machine": {"chip": "c", "threads": 1, "versions": {}}} | {
-            "limits": {"memory": 1, "products": 1}, "seconds": 1, "throttled": False,
-        }  # fmt: skip
+        return REPORT
 
     monkeypatch.setattr(suites, "run", measured)
     code, out, err = run("bench", "kernels", "--json", "--report", str(tmp_path / "r.md"))
     assert code == 2 and "exists already" in err and json.loads(out)["model"] == "m.gguf"
+
+
+def test_a_report_names_the_command_that_made_it(run, tmp_path, tiny_folder, monkeypatch):  # noqa: F811
+    """With all options that change the figures, and without the folders of files."""
+    monkeypatch.setattr(suites, "run", lambda *_: REPORT)
+    options = ["--rounds", "5", "--context", "256", "--context", "1024"]
+    where = ["--backend", "native", "--threads", "1"]
+    file = tmp_path / "my report.md"
+    model = ["--model", str(tiny_folder)]
+    assert run("bench", "model", "--quick", *options, *model, *where, "--report", str(file))[0] == 0
+    words = " ".join(["ruvmlx bench model --quick", *options, "--model", tiny_folder.name, *where])
+    assert f"Made by `{words} --report 'my report.md'`;" in file.read_text()
 
 
 @pytest.fixture
