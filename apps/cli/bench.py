@@ -134,7 +134,7 @@ def _write(report: Path, found: dict[str, Any], words: Sequence[str], given: Map
 
     if report.suffix == ".md":
         command = ["ruvmlx", "bench", *words]
-        for name, value in (given | {"report": report}).items():
+        for name, value in {**given, "report": report}.items():
             for one in value if isinstance(value, tuple) else [value] * (value is not None):
                 is_file = name == "report" or (name == "model" and Path(one).exists())
                 command += [f"--{name.replace('_', '-')}", Path(one).name if is_file else str(one)]
