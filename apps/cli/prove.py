@@ -102,6 +102,8 @@ def prove(as_json: bool, **flags: Any) -> None:
     if flags["user"] == "list":
         _show_users(USERS)
         return
+    if flags["report"] and not flags["suite"]:
+        raise UsageError("--report goes with --suite, which names the file of results.")
     if flags["drawn"]:
         _run_drawn(flags, as_json)
         return
@@ -218,7 +220,7 @@ def _run_drawn(flags: dict[str, Any], as_json: bool) -> None:
     from ..prove import as_chat, drawn_report, drawn_suite, drawn_trial, drawn_users
 
     file = Path(flags["suite"]) if flags["suite"] else None
-    if flags["report"]:
+    if file and flags["report"]:
         _drawn_report(file, Path(flags["report"]))
         return
     if flags["learn"] == "off":
@@ -259,14 +261,10 @@ def _machine(bench: Any) -> str:
     return f"{known['chip']}, {known['cores']} cores, {known['system']}; {bench.backend.name}; {date.today()}"
 
 
-def _drawn_report(file: Path | None, report: Path) -> None:
-    from ..prove import drawn_report, drawn_suite
+def _drawn_report(file: Path, report: Path) -> None:
+    from ..prove import drawn_report, suite
 
-    found = drawn_suite.results(file) if file else []
-    if not found:
-        raise UsageError(
-            "there are no results for the report; run `--drawn N --suite FILE` first, then add --report."
-        )
+    found = suite.some_results(file, of="user")
     _write_report(report, partial(drawn_report.markdown, found), drawn_report.picture(found))
 
 

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from ruvmlx.errors import UsageError
+
 from . import trial
 from .claims import rate, verdicts
 from .plot import curves
@@ -132,6 +134,14 @@ def results(path: Path, of: str = "key") -> list[dict[str, Any]]:
     return [r for r in found if "checkpoints" in r and of in r]
 
 
+def some_results(path: Path, of: str = "key") -> list[dict[str, Any]]:
+    """Return the results in the file, as `results` does. Raise UsageError if the file has none."""
+    found = results(path, of)
+    if not found:
+        raise UsageError(f"{path} has no results for the report; run the command without --report first.")
+    return found
+
+
 def checkpoints(found: Sequence[dict[str, Any]]) -> list[list[Checkpoint]]:
     """Return the checkpoints of one cell as one list for each seed. found: the results of the cell."""
     return [
@@ -170,7 +180,7 @@ def markdown(path: Path, command: str, picture: str) -> str:
     """Return the report as Markdown: first the claims, then all figures. command: the command that made the
     report.
     picture: the plot's file name, relative to the report."""
-    cells_ = _by_cell(results(path))
+    cells_ = _by_cell(some_results(path))
     within = {key: of for key, of in cells_.items() if not _out_of_reach(key, cells_)}
     found = {key: join_trials(checkpoints(of)) for key, of in (within | _on_shared_seeds(within)).items()}
     rows = [

@@ -341,8 +341,8 @@ def test_the_command_writes_results_and_report(bench, tmp_path, monkeypatch):
         (["--learn", "off"], "something must learn"),
         (["--shuffle"], "--shuffle is not for drawn users"),
         (["--as-chat"], "--as-chat is not for drawn users"),
-        (["--report", "D.md"], "run `--drawn N --suite FILE` first"),
-        (["--suite", "no.jsonl", "--report", "D.md"], "run `--drawn N --suite FILE` first"),
+        (["--report", "D.md"], "--report goes with --suite"),
+        (["--suite", "no.jsonl", "--report", "D.md"], "no.jsonl has no results for the report"),
     ],
 )
 def test_what_drawn_users_cannot_do_is_said(flags, expected):

@@ -35,6 +35,21 @@ def test_a_result_is_read_as_it_was_written(tmp_path):
     assert [c.ratings for c in found[0]] == [30, 100]
 
 
+@pytest.mark.parametrize(
+    "flags,expected",
+    [
+        (["--report", "R.md"], "--report goes with --suite"),
+        (["--suite", "no.jsonl", "--report", "R.md"], "no.jsonl has no results for the report"),
+    ],
+)
+def test_a_report_needs_results(flags, expected, tmp_path, monkeypatch):
+    """Nothing is simulated for minutes, and no report says that its claims are not met."""
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(prove, flags)
+    assert isinstance(done.exception, UsageError) and expected in str(done.exception)
+    assert not list(tmp_path.iterdir())
+
+
 def test_every_cell_has_its_own_name():
     keys = [cell.key for cell in suite.cells()]
     assert len(set(keys)) == len(keys)
