@@ -25,7 +25,7 @@ from ruvmlx.errors import UsageError, unreadable
 from .rows import ALONE, WORTH, verdict
 
 LEVEL = 0.05  # the significance level of all rows together
-LEAST = 4  # samples; fewer never differ significantly: of 3 and 3, 10% of the divisions are as unequal as any
+MIN_SAMPLES = 4  # fewer samples never differ significantly: of 3 and 3, 10% of the divisions are as unequal as any
 EXACT = 20_000  # the maximum number of divisions of samples for an exact test
 _NEEDED = {"name", "value", "unit", "better", "target", "met"}  # the fields of a row that this module reads
 _OF_RUN = ("model", "weights", "quick")  # facts of a report about its whole run; weights: bytes
@@ -114,7 +114,7 @@ def _change(
 
 def _test_rows(a: dict[str, Any], b: dict[str, Any]) -> tuple[float | None, float | None]:
     x, y = _logs(a, b), _logs(b, a)
-    if min(len(x), len(y)) < LEAST:
+    if min(len(x), len(y)) < MIN_SAMPLES:
         return None, None
     return math.exp(float(np.median(y) - np.median(x))), permutation(x, y)
 
