@@ -5,7 +5,7 @@ import asyncio
 import functools
 import inspect
 
-SECONDS = 1000.0  # the time limit of one asynchronous test, also with --full; it is below `faulthandler_timeout`
+SECONDS = 1000.0  # the time limit of one asynchronous test; it is below `faulthandler_timeout`
 
 
 def limit(item, seconds: float = SECONDS) -> None:
