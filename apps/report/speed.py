@@ -250,8 +250,9 @@ def _spread_facts(values: Sequence[float]) -> dict[str, float]:
 
 def _ratios(turn: TimedRuntime, peer: TimedRuntime) -> dict[str, float]:
     """Return a runtime's speed divided by the speed of mlx-lm (the peer). The result is the median over the
-    rounds that both runtimes ran."""
-    pairs = list(zip(turn.counted_rounds(), peer.counted_rounds(), strict=False))
+    rounds that both runtimes ran, without the first round if there are more."""
+    pairs = list(zip(turn.rounds, peer.rounds, strict=False))
+    pairs = pairs[1:] or pairs
     prefill = statistics.median(theirs[0] / ours[0] for ours, theirs in pairs)
     decode = statistics.median(theirs[1] / ours[1] for ours, theirs in pairs)
     return {"prefill": round(prefill, 3), "decode": round(decode, 3)}
