@@ -240,7 +240,7 @@ async def _parts(
         if response is not None:
             _count(call, response, told)
         if response is not None and response.finish_reason == "cancelled":
-            raise ApiError(503, "the server is stopping; the reply was ended early.")
+            raise ApiError(503, "the server is stopping; the reply was ended early.", code="stopping")
         logprobs = [token for chunk in chunks for token in chunk.logprobs]
         new = "".join(chunk.text for chunk in chunks)
         is_cut = response is not None and response.finish_reason == "length"

@@ -283,6 +283,18 @@ def test_no_reply_begins_after_the_stop(serve, monkeypatch):
     assert (refused.status, refused.error["code"]) == (503, "stopping")
 
 
+def test_a_reply_that_the_end_of_the_server_ends(serve):
+    """Its error has the code of the other errors of a server that stops. The code was null."""
+    running = serve()
+    running.slow_down()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(running.chat, max_tokens=400)
+        running.wait_until(lambda: running.serving.writing)
+        running.loop.call_soon_threadsafe(running.serving.stop)
+        ended = answer.result(60)
+    assert (ended.status, ended.error["code"]) == (503, "stopping")
+
+
 def test_an_internal_error(serve, monkeypatch):
     """The client gets an id, the log has it with the place; neither has the error's text."""
     running = serve()
