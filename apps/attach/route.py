@@ -78,6 +78,8 @@ class Terminals:
             with contextlib.suppress(WebSocketDisconnect, RuntimeError):
                 await websocket.send_text(last_text(error.exit_code, error_line(error)))
                 await websocket.close()
+        except WebSocketDisconnect:
+            pass  # the client has left
         except Exception as error:  # noqa: BLE001 - the log gets the place; the client sees the end
             InternalError.of(error).write_to(serving.log)
         finally:
@@ -103,7 +105,7 @@ class Terminals:
         try:
             async with asyncio.timeout(HELLO_SECONDS):
                 hello = msgspec.json.decode(await websocket.receive_text(), type=Hello)
-        except (WebSocketDisconnect, TimeoutError, KeyError, msgspec.DecodeError):
+        except (TimeoutError, KeyError, msgspec.DecodeError):
             await websocket.close(1002)
             return
         outbox, loop = Outbox(), asyncio.get_running_loop()

@@ -93,6 +93,14 @@ def test_a_paste_is_bounded(running, link, app):
     assert len(app.chat.prompt.text) == MAX_MESSAGE_CHARACTERS and "200,000" in app.chat.status.message
 
 
+def test_a_client_that_leaves_before_its_first_message(serve):
+    """It is no internal error of the log."""
+    running = serve()
+    Link(running.url, CHAT_KEY).close()
+    running.wait_until(lambda: '"path": "/chat"' in running.log.getvalue())
+    assert '"error"' not in running.log.getvalue()
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
