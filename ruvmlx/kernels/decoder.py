@@ -364,6 +364,8 @@ def _done(what: str, rc: int) -> None:
         raise Cancelled
     if rc == BUSY:
         raise RuvmlxError("the native backend is already at work in another thread; one call at a time.")
+    if rc == NO_MEMORY:
+        raise RuvmlxError("no memory for the LoRA; close other programs and try again.")
     assert rc == BAD_ARGUMENT
     raise ValueError(
         f"{what}: bad argument (no tokens, too many, one outside the vocabulary, or no hot page for one)"

@@ -13,6 +13,7 @@ import pytest
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend
 from ruvmlx.errors import RuvmlxError, UsageError
+from ruvmlx.kernels import decoder as c_decoder
 from ruvmlx.kernels.decoder import MODULES, Cancelled
 from ruvmlx.kernels.matmul import implementations as matmul_implementations
 from ruvmlx.models.load import load_model
@@ -197,6 +198,14 @@ def test_lora_shapes_are_checked(tmp_path):
         backend.decoder.set_lora("o_proj", 0, a, b)
     with pytest.raises(ValueError, match="set_lora"):
         backend.decoder.set_lora("q_proj", 3, a, np.zeros((2, 96), np.float32))
+
+
+def test_no_memory_for_a_lora(tmp_path, monkeypatch):
+    backend = NativeBackend(made(tmp_path, **SIZES))
+    a, b = np.zeros((96, 2), np.float32), np.zeros((2, 64), np.float32)
+    monkeypatch.setattr(c_decoder._lib(), "rvm_decoder_set_lora", lambda *_: c_decoder.NO_MEMORY)
+    with pytest.raises(RuvmlxError, match="no memory for the LoRA"):
+        backend.decoder.set_lora("o_proj", 0, a, b)
 
 
 def test_a_cancelled_call_leaves_the_cache_as_it_was(tmp_path):
