@@ -197,6 +197,7 @@ def test_before_the_first_rating_the_first_reply_is_shown(open_tiny):
     with open_tiny() as runtime:
         best = say(runtime, runtime.chats.new_chat())
         assert best.token_ids == say(runtime, runtime.chats.new_chat(), best_of=1).token_ids
+        assert best.predicted_stars is None
 
 
 def test_ratings_decide(open_tiny):
@@ -211,6 +212,7 @@ def test_ratings_decide(open_tiny):
         rows = [runtime.store.replies.get(r.request_id) for r in (best, *best.others)]
         stars = judge.score([CandidateReply(row.prompt, row.text, row.finish_reason) for row in rows])
         assert stars[0] == stars.max() and np.ptp(stars) > 0.1
+        assert best.predicted_stars == pytest.approx(stars[0])
 
 
 def test_outside_of_chats(open_tiny, set_stars):

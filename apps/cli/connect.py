@@ -41,7 +41,7 @@ def connect(
         if made.path is None:
             raise UsageError(f"{client} has no file to write; set what `ruvmlx connect {client}` prints.")
         write_over(made.path, made.merged_text(), _record_of(client, made.path))
-    _tell(made, write, as_json)
+    _tell(client, made, write, as_json)
 
 
 def _undo(client: str, as_json: bool) -> None:
@@ -50,7 +50,7 @@ def _undo(client: str, as_json: bool) -> None:
     # An older program had one record for each client.
     path = put_back(record if record.exists() else older)
     if as_json:
-        print_json({"path": path, "put_back": True})
+        print_json({"client": client, "path": path, "put_back": True})
     else:
         show(f"Put back: {path}")
 
@@ -62,9 +62,10 @@ def _record_of(client: str, path: Path) -> Path:
     return config.home() / "connected" / f"{client}-{digest}.json"
 
 
-def _tell(made: ClientFile, written: bool, as_json: bool) -> None:
+def _tell(client: str, made: ClientFile, written: bool, as_json: bool) -> None:
     if as_json:
-        print_json({"path": made.path, "text": made.text, "written": written})
+        facts = {"path": made.path, "written": written, "text": made.text}  # text: an older name of settings
+        print_json({"client": client, "settings": made.text, **facts})
         return
     where = f"Written to {made.path}:" if written else f"Put into {made.path}:"
     heading = where if made.path else "Environment variables:"

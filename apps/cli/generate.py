@@ -212,6 +212,9 @@ def _report(runtime: Any, response: "GenerationResponse") -> dict[str, Any]:
         "speculation": {"drafted": response.drafted, "accepted": response.accepted},
         "peak_rss_bytes": memory.peak(),
     }
+    if response.others:
+        count = 1 + len(response.others)
+        report["best_of"] = {"n": count, "predicted": response.predicted_stars}
     if response.route is not None:
         report["router"] = {"arm": response.route.arm, "probability": response.route.probability}
     if response.choice is not None:

@@ -22,7 +22,7 @@ def ps(server: str, api_key: str | None, as_json: bool) -> None:
     """List the models that the running server has open: their memory, and what they do."""
     found = answer_of(server, "/v1/ps", saved_key(server, api_key))
     if as_json:
-        print_json(found)
+        print_json(found | {"models": [model | _facts(model) for model in found["models"]]})
         return
     columns = [TableColumn(name) for name in ("MODEL", "ADAPTER", "MEMORY", "CHAT LIMIT", "NOW")]
     text_output.table(columns, [_row(model) for model in found["models"]])
@@ -39,8 +39,15 @@ def ps(server: str, api_key: str | None, as_json: bool) -> None:
     )
 
 
+def _facts(model: dict[str, Any]) -> dict[str, Any]:
+    """Return a model's name, memory and idle time by the names that scripts use. The answer of /v1/ps has its
+    own names."""
+    taken = model["model_bytes"] + model["kv_bytes"]
+    return {"name": model["model"], "bytes": taken, "idle_s": model["idle_seconds"]}
+
+
 def _row(model: dict[str, Any]) -> tuple[str, ...]:
-    taken, limit = size(model["model_bytes"] + model["kv_bytes"]), model["kv_limit_bytes"]
+    taken, limit = size(_facts(model)["bytes"]), model["kv_limit_bytes"]
     if model["replies"]:
         now = f"writes {text_output.count(model['replies'], 'reply', 'replies')}"
     elif model["requests"]:

@@ -161,6 +161,16 @@ class BestOf:
             self._score = _stars_by_place
             return self._score(self.runs)
 
+    def _predicted_stars(self) -> float | None:
+        """Return the judge's stars of the leader's whole reply; None if there is no judge, or if the judge
+        fails."""
+        if self._score is None or self._score is _stars_by_place:
+            return None
+        try:
+            return float(self._score(self.runs)[self.runs.index(self.leader)])
+        except Exception:  # noqa: BLE001 - a judge's error must not lose the replies
+            return None
+
     def _take_note(self) -> str:
         note, self._note = self._note, ""
         return note
@@ -191,7 +201,7 @@ class BestOf:
         others = tuple(filter(None, (done[run.request.request_id] for run in self.others)))
         best = done[self.leader.request.request_id]
         assert best is not None
-        best = replace(best, session_id=session, others=others)
+        best = replace(best, session_id=session, others=others, predicted_stars=self._predicted_stars())
         text, logprobs = self._news()
         return Chunk(text, len(self.leader.ids), response=best, logprobs=logprobs, note=self._take_note())
 

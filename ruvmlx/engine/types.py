@@ -141,6 +141,8 @@ class GenerationResponse:
     choice: Any = None
     # the other replies that best of n wrote together with this reply
     others: tuple["GenerationResponse", ...] = ()
+    # the user's stars for this reply as best of n predicts them; None: no best of n, or no ratings yet
+    predicted_stars: float | None = None
     stopped_by: str | None = None  # the stop string that ended the reply
     # The maximum number of reply tokens: the requested number, or less if the context has less room.
     limit: int | None = None

@@ -240,6 +240,12 @@ def test_each_name_of_the_server_can_be_given(house, home, open_tiny):
         running.stop()
 
 
+def test_scripts_get_the_client_and_its_settings(house, shared_url):
+    printed = json.loads(invoke("codex", "--server", shared_url[0], "--json").stdout)
+    assert printed["client"] == "codex" and printed["settings"] == printed["text"] and not printed["written"]
+    assert shared_url[0] in printed["settings"]
+
+
 def test_each_path_of_a_client_is_put_back(house, home, shared_url, monkeypatch):
     """A variable moves the client's file; a record of an older program counts, too."""
     url, _ = shared_url
@@ -249,7 +255,8 @@ def test_each_path_of_a_client_is_put_back(house, home, shared_url, monkeypatch)
     assert invoke("codex", "--server", url, "--write").exit_code == 0
     monkeypatch.delenv("CODEX_HOME")
     path = one / "ruvmlx.config.toml"
-    assert json.loads(invoke("codex", "--undo", "--json").stdout) == {"path": str(path), "put_back": True}
+    undone = json.loads(invoke("codex", "--undo", "--json").stdout)
+    assert undone == {"client": "codex", "path": str(path), "put_back": True}
     assert not path.exists() and (other / "ruvmlx.config.toml").exists()
     write_over(path, "x", home / "connected" / "codex.json")
     assert invoke("codex", "--undo").exit_code == 0 and not path.exists()

@@ -286,13 +286,13 @@ def test_the_verbs_ask_the_server(serve_models, tmp_path):
     assert ask(running, B).status == 200
     printed = CliRunner().invoke(cli, ["ps", *at])
     assert all(f"{name} " in printed.output for name in (A, B)), repr(printed.exception)
-    assert (
-        "default, version 0" in printed.output
-        and "idle for" in printed.output
-        and "The whole server takes " in printed.output
-    )
+    for words in ("default, version 0", "idle for", "The whole server takes "):
+        assert words in printed.output
     found = json.loads(CliRunner().invoke(cli, ["ps", "--json", *at]).stdout)
     assert [row["is_first"] for row in found["models"]] == [True, False]
+    for row in found["models"]:
+        assert row["name"] == row["model"] and row["idle_s"] == row["idle_seconds"]
+        assert row["bytes"] == row["model_bytes"] + row["kv_bytes"] > 0 and row["adapter"] == "default@0"
     assert found["planned_bytes"] <= found["limit_bytes"]
     assert "is closed" in CliRunner().invoke(cli, ["stop", B, *at]).output and open_names(running) == [A]
     assert "was not open" in CliRunner().invoke(cli, ["stop", B, *at]).output
