@@ -25,10 +25,9 @@ from ruvmlx.errors import UsageError, unreadable
 from .rows import ALONE, WORTH, verdict
 
 LEVEL = 0.05  # the significance level of all rows together
-MIN_SAMPLES = 4  # fewer samples never differ significantly: of 3 and 3, 10% of the divisions are as unequal as any
 EXACT = 20_000  # the maximum number of divisions of samples for an exact test
-_NEEDED = {"name", "value", "unit", "better", "target", "met"}  # the fields of a row that this module reads
-_OF_RUN = ("model", "weights", "quick")  # facts of a report about its whole run; weights: bytes
+_NEEDED = {"name", "value", "unit", "better", "target", "met"}  # the fields that each row must have
+_RUN_FACTS = ("model", "weights", "quick")  # facts of a report about the whole run; weights: bytes
 _DRAWN = 20_000  # the number of random divisions in a test that is not exact
 
 
@@ -69,7 +68,7 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> list[RowChange]:
     """Return the change of each row that both reports have, in the order of the new report."""
     before = {row["name"]: row for row in old["rows"]}
     pairs = [(before[row["name"]], row) for row in new["rows"] if row["name"] in before]
-    tests = [_test_rows(a, b) for a, b in pairs]
+    tests = [_test_rows(a, b, LEVEL / len(pairs)) for a, b in pairs]
     found = _significant([p for _, p in tests])
     return [
         _change(a, b, ratio, p, good) for (a, b), (ratio, p), good in zip(pairs, tests, found, strict=True)
@@ -88,7 +87,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Return the differences between the models, the machines and the settings of two reports, and each
     report whose machine slowed down during the run. Such a difference can be the cause of a changed row,
     instead of the code."""
-    found = [f"{key}: {old.get(key)} -> {new.get(key)}" for key in _OF_RUN if old.get(key) != new.get(key)]
+    found = [f"{key}: {old.get(key)} -> {new.get(key)}" for key in _RUN_FACTS if old.get(key) != new.get(key)]
     for part in ("machine", "settings"):
         a, b = old.get(part, {}), new.get(part, {})
         for key in sorted(a.keys() | b.keys()):
@@ -112,9 +111,11 @@ def _change(
     return RowChange(*facts, "faster" if (ratio > 1) == (b["better"] == "higher") else "slower")
 
 
-def _test_rows(a: dict[str, Any], b: dict[str, Any]) -> tuple[float | None, float | None]:
+def _test_rows(a: dict[str, Any], b: dict[str, Any], level: float) -> tuple[float | None, float | None]:
+    """Return the ratio and the p-value of a RowChange. Return (None, None) if the rows have so few samples
+    that every p-value is more than `level`: the two most unequal divisions of the samples set the minimum."""
     x, y = _logs(a, b), _logs(b, a)
-    if min(len(x), len(y)) < MIN_SAMPLES:
+    if not len(x) or not len(y) or 2 / math.comb(len(x) + len(y), len(x)) > level:
         return None, None
     return math.exp(float(np.median(y) - np.median(x))), permutation(x, y)
 
@@ -128,8 +129,9 @@ def _logs(row: dict[str, Any], other: dict[str, Any]) -> np.ndarray:
 
 def permutation(x: np.ndarray, y: np.ndarray) -> float:
     """Return the p-value of the difference between two groups of samples: the share of all (or of many
-    random) divisions of the samples into groups of the same sizes whose mean ranks differ at least as much.
-    Medians in place of ranks would tie in many divisions, so that few samples never differ significantly."""
+    random) divisions of the samples into groups of the same sizes whose mean ranks differ at least as much
+    as those of x and y. The medians of many divisions are equal, so a test of medians would need more
+    samples."""
     every, n = np.concatenate([x, y]), len(x)
     ordered = np.sort(every)
     ranks = np.searchsorted(ordered, every, "left") + np.searchsorted(ordered, every, "right")

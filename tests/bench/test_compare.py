@@ -31,7 +31,8 @@ def test_a_planted_slow_down_of_a_tenth_is_found_and_nothing_else():
 
 
 def test_few_samples_are_enough_for_a_large_change_among_many_rows():
-    """A quick run has 8 samples a row, and so have the suites of kernels and of learning in a whole run."""
+    """Most rows of a quick run have 8 samples, and so have the rows of the kernels and of learning in a whole
+    run."""
     reports = []
     for slower in (1.0, 3.0):
         rng = np.random.default_rng(int(slower))
@@ -43,11 +44,19 @@ def test_few_samples_are_enough_for_a_large_change_among_many_rows():
     assert [c.verdict for c in found] == ["slower"] + 39 * ["same"]
 
 
-def test_three_samples_cannot_tell():
-    """The time to load a model has three samples: a load that takes three times as long is not "the same"."""
-    rows = [median_row("load", [v, v + 0.1, v + 0.2], "s", better="lower").facts for v in (1.0, 3.0)]
-    [change] = compare.changes(*({"rows": [row]} for row in rows))
-    assert (change.verdict, change.p) == ("too few samples", None)
+@pytest.mark.parametrize(
+    ("samples", "rows", "expected"), [(3, 1, "too few samples"), (4, 1, "slower"), (4, 40, "too few samples")]
+)
+def test_few_samples_among_many_rows_cannot_tell(samples, rows, expected):
+    """The time to load a model has 3 samples, and the time to resume a chat has 4. A time that is three times
+    as long is not "the same", even if so few samples do not prove a change."""
+    reports = []
+    for v in (1.0, 3.0):
+        times = [v + i / 10 for i in range(samples)]
+        made = [median_row(f"row {i}", times, "s", better="lower").facts for i in range(rows)]
+        reports.append({"rows": made})
+    found = compare.changes(*reports)
+    assert [c.verdict for c in found] == rows * [expected]
 
 
 def test_faster_is_told_from_slower_for_times_too():
