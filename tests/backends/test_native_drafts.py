@@ -64,6 +64,11 @@ def test_no_draft_crosses_the_edge_of_the_sliding_window(tmp_path):
     assert assert_steps_equal(backend, F16, 2167, 7) == 6
 
 
+def test_a_draft_before_the_sliding_window_is_full_ends_only_with_its_page(tmp_path):
+    backend = open_backend(tmp_path, **SIZES, **STORED["4-bit"], sliding_window=2047)
+    assert assert_steps_equal(backend, F16, 56, 7) == 7
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_rejected_tokens_leave_no_trace(tmp_path, policy):
     """Every draft is wrong, or right in part. The cache goes on with the same bits."""

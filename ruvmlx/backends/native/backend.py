@@ -151,7 +151,7 @@ class NativeBackend:
         describes."""
         held = cast(PagedCache, cache)
         held.reserve(1)
-        tokens = [token, *draft[: min(held.room, self._tokens_alike(held.offset)) - 1]]
+        tokens = [token, *draft[: min(held.room, self._window_room(held.offset)) - 1]]
         check_tokens(tokens, self.config.vocab_size)
         try:
             hidden, logits = self._call(
@@ -167,12 +167,12 @@ class NativeBackend:
         held.advance(1)
         return list(map(Step, logits, hidden))
 
-    def _tokens_alike(self, offset: int) -> int:
-        """Return how many tokens after `offset` tokens have the same oldest page in the sliding window. The
-        decoder divides the attention of all tokens of a call at the same pages. If the oldest pages of two
-        tokens differ, one of the tokens has other bits than after a single step."""
+    def _window_room(self, offset: int) -> int:
+        """Return how many tokens, at most PAGE, one call can add after `offset` tokens before the oldest page
+        leaves the sliding window. All tokens of a call divide their attention into the same ranges of pages.
+        A token that does not see the oldest of these pages can have other bits than after a single step."""
         window = self.config.sliding_window
-        return PAGE - (offset + 1 - window) % PAGE if window else PAGE
+        return PAGE - max(0, offset + 1 - window) % PAGE if window else PAGE
 
     def accept(self, cache: KVCache) -> None:
         """Add the next drafted token to the tokens of the cache, as Drafting.accept describes."""
