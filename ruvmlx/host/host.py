@@ -123,7 +123,7 @@ class Host:
 
         def run_slice(runtime: Runtime) -> tuple[float, bool, T | None]:
             if runtime is not first:
-                raise ModelClosed(NOT_OPEN)
+                raise ModelClosed("another model is open now; ask again.")
             return _slice(work)
 
         while True:

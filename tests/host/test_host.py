@@ -266,7 +266,7 @@ async def test_a_rating_does_not_wait_for_unseen_replies(host, monkeypatch):
 
 
 async def test_work_in_slices_ends_with_its_model():
-    """Another model took its place between two slices. The rest ran with the runtime that was closed."""
+    """If another model takes the place of the model between two slices, no later slice runs."""
     host, runs = Host(Opener(lambda model, adapter, watch: ScriptedRuntime(), "old")), []
     await host.open(QUIET)
 
@@ -282,7 +282,7 @@ async def test_work_in_slices_ends_with_its_model():
 
     switching = asyncio.ensure_future(switch())
     try:
-        with pytest.raises(ModelClosed):
+        with pytest.raises(ModelClosed, match="another model is open now; ask again"):
             await host.call_in_slices(begin)
         assert runs and not any(runs)
     finally:
