@@ -70,11 +70,11 @@ class Terminals:
         self.attached.add(guest)
         started = time.monotonic()
         try:
-            await websocket.accept()  # at once, because the client waits only CONNECT_SECONDS for it
+            await websocket.accept()  # first, because the opening can take longer than the client waits
             async with self.models.using(first):
                 with first.with_terminal():
                     await self._serve(websocket, guest)
-        except RuvmlxError as error:  # for example, the model cannot be opened, or a key is unknown
+        except RuvmlxError as error:  # for example, the model's file is damaged, or `keys` is wrong
             with contextlib.suppress(WebSocketDisconnect, RuntimeError):
                 await websocket.send_text(last_text(error.exit_code, error_line(error)))
                 await websocket.close()

@@ -151,9 +151,9 @@ class Ruvmlx:
 
     def best_of(self, tokens: list[int], count: int, n: int) -> dict[str, float]:
         """Read a prompt, and write `count` replies of n tokens each as one batch. The replies are sampled
-        with an adapter, and their traces are recorded, as in a chat. No tokens are guessed ahead, because the
-        replies to this prompt repeat themselves more than those of a chat. Return the seconds of all work
-        ("seconds"), of the prompt ("prompt"), and of the decode steps ("decode")."""
+        with an adapter, and their traces are recorded, as in a chat. The engine guesses no tokens,
+        because the replies to this prompt repeat themselves more than the replies of a chat. Return the
+        seconds of all work ("seconds"), of the prompt ("prompt"), and of the decode steps ("decode")."""
         from ruvmlx.engine.best_of import BestOf, requests_for
         from ruvmlx.engine.scheduler import Scheduler
 

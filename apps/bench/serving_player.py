@@ -1,6 +1,6 @@
 """This module defines ruvmlx's player in the serving suite (serving.py). The player runs requests in parallel
-with the scheduler of `engine/scheduler.py`. No tokens are guessed ahead: the scheduler guesses only for a
-request that runs alone, and such a request could not be compared with several requests."""
+with the scheduler of `engine/scheduler.py`. The engine guesses no tokens: the scheduler would guess only for
+a request that runs alone, and the bench could not compare such a request with several requests."""
 
 import time
 from collections.abc import Sequence

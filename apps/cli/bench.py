@@ -110,7 +110,7 @@ def bench(
         for line in terminal.end_lines(found):
             show_whole(line)
         hint(OF_LIMIT)
-    if report is not None:  # last, because a full disk must not take the figures
+    if report is not None:  # last, because a full disk must not lose the figures
         given = {"vs": vs or None, "rounds": rounds, "context": contexts, **flags}
         _write(report, found, [suite] * (suite != "all") + ["--quick"] * quick, given)
 
@@ -126,8 +126,10 @@ def _suite_over_ranks(suite: str) -> str:
 
 
 def _write(report: Path, found: dict[str, Any], words: Sequence[str], given: Mapping[str, Any]) -> None:
-    """Write the report. words, given: the command's words, and its options with their values. The report has
-    the names of files without their folders, because other people read it."""
+    """Write the report. The Markdown report has the command that made the report, with the names of files
+    without their folders, because other people read the report.
+
+    words: the words of the command after `ruvmlx bench`. given: the options with their values."""
     from ruvmlx.chats.chat_file import write_new
 
     from ..bench import markdown, page

@@ -25,7 +25,7 @@ Scope = Mapping[str, Any]
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 # the maximum number of requests in progress at once; a request whose body is still arriving is in progress
 MOST_CALLS = 256
-LONG_BODY = 100_000  # bytes; a longer body is decoded in another thread than the event loop's
+LONG_BODY = 100_000  # bytes; a thread beside the event loop decodes a longer body
 
 
 class Dispatcher:
@@ -54,7 +54,7 @@ class Dispatcher:
             await _send_error(sender, ApiError(408, message, code="timeout"), errors)
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # noqa: BLE001 - also a panic in Rust, which is no Exception
+        except BaseException as error:  # noqa: BLE001 - a panic of a library in Rust is no Exception
             # the client gets an id, and the log gets the place
             failure = InternalError.of(error)
             failure.write_to(serving.log)
@@ -78,7 +78,7 @@ class Dispatcher:
             data = await read_body(receive, headers.get("content-length"), serving.limits, held)
             if len(data) <= LONG_BODY:
                 decoded = decode(data, endpoint.body)
-            else:  # a body with many small objects takes seconds
+            else:  # the decoding of many small objects can take seconds
                 decoded = await asyncio.to_thread(decode, data, endpoint.body)
         ignored = [*decoded.ignored, *ignored_betas(headers.get("anthropic-beta", ""))]
         sender.name_ignored(ignored)

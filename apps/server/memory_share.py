@@ -62,8 +62,9 @@ class PooledModel:
             self.terminals -= 1
 
     def note_plan(self) -> None:
-        """Copy the memory plan with which the runtime has opened the model. If a switch to another model
-        failed, no runtime can be open: mark the model as closed, so that the next request opens it again."""
+        """Copy the memory plan with which the runtime has opened the model. If no runtime is open, because a
+        switch to another model failed, mark the model as closed, so that the next request opens the model
+        again."""
         host = self.serving.host
         self.serving.unloaded, plan = not host.is_open, host.holder.plan
         if plan is not None and host.is_open:

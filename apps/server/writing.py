@@ -214,7 +214,7 @@ async def _pump(
             async for part in _parts(call, index, request, text):
                 has_text = has_text or bool(part.text or part.thought)
                 arrived.put_nowait(part)
-    except BaseException as error:  # noqa: BLE001 - for the task that waits; also a panic in Rust
+    except BaseException as error:  # noqa: BLE001 - the waiting task raises it, also a panic in Rust
         if unanswered is not None and not has_text:
             await unanswered()
         if isinstance(error, RuvmlxError):

@@ -65,7 +65,7 @@ def delete_older(store: Store) -> list[str]:
             raise
         except RuvmlxError as e:
             failed.append(f"chat {session_id} cannot be deleted: {e}")
-    with contextlib.suppress(StoreBusy):  # a later start continues
+    with contextlib.suppress(StoreBusy):  # a later start of ruvmlx continues this work
         if not store.search_index.is_clean():
             store.chats.clean_index(AT_START)
     return failed
