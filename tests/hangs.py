@@ -1,5 +1,5 @@
-"""A time limit for asynchronous tests. The log of a test that hangs then names the line that waits. Without
-the limit, `faulthandler_timeout` ends the whole process, and its output names only the event loop."""
+"""A time limit for asynchronous tests. The error of a test that hangs then names the line that waits.
+Without the limit, `faulthandler_timeout` ends the whole process, and the output names only the event loop."""
 
 import asyncio
 import functools
@@ -9,7 +9,7 @@ SECONDS = 1000.0  # the time limit of one asynchronous test; it is below `faulth
 
 
 def limit(item, seconds: float = SECONDS) -> None:
-    """Let an asynchronous test raise TimeoutError after a number of seconds. Other tests stay unchanged."""
+    """Make an asynchronous test raise TimeoutError after `seconds` seconds. Leave other tests unchanged."""
     test = getattr(item, "obj", None)
     if not inspect.iscoroutinefunction(test):
         return

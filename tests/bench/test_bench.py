@@ -45,7 +45,7 @@ def test_figures_are_printed_if_the_report_cannot_be_written(run, tmp_path, monk
 
 
 def test_a_report_names_the_command_that_made_it(run, tmp_path, tiny_folder, monkeypatch):  # noqa: F811
-    """With all options that change the figures, and without the folders of files."""
+    """The command has all options that change the figures, and no folders of files."""
     monkeypatch.setattr(suites, "run", lambda *_: REPORT)
     options = ["--rounds", "5", "--context", "256", "--context", "1024"]
     where = ["--backend", "native", "--threads", "1"]
@@ -116,8 +116,7 @@ def test_a_policy_is_measured_without_the_tiers_that_the_model_never_has(tiny_fo
 
 
 def test_a_reply_alone_is_measured_without_guesses(starter_file):
-    """A right guess is a token in no time. With guesses, the median step of one request of the serving suite
-    meant 2,518 tokens a second, and eight requests together wrote 0.14 times as many."""
+    """A right guess needs no step of its own. With guesses, the measured steps would be far too short."""
     serving = ServingPlayer(str(starter_file), "native", 1).in_parallel([prompt(64)], 64)
     assert serving["decode"] > 0.5
     best = Ruvmlx(str(starter_file), "native", 1).best_of(prompt(64), 1, 64)

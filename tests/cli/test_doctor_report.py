@@ -333,7 +333,7 @@ def test_ratios_are_to_mlx_lm_in_the_same_round_and_the_first_does_not_count():
 
 
 def test_a_runtime_that_failed_is_compared_in_the_rounds_that_both_ran():
-    """Its only round was the first, in which mlx-lm was slow, too; later rounds of mlx-lm are no measure."""
+    """The runtime failed after its first round. In the first round, mlx-lm was slow, too."""
     ours, peer = turns(ours=(1e-3, 1e-2), mlx_lm=(1e-3, 1e-2)).turns
     ours.rounds, peer.rounds = [(2.0, 2.0)], [(4.0, 4.0), (1.0, 1.0), (1.0, 1.0)]
     assert speed._summary([ours, peer], 64)["ratios"] == {"ours": {"prefill": 2.0, "decode": 2.0}}

@@ -49,7 +49,7 @@ def test_without_a_reply_there_is_none_to_forget(run):
 
 
 def test_the_last_reply_to_forget_is_outside_of_chats(home, run):
-    """The help promises the newest reply of `generate` or the server, also if a chat has a newer one."""
+    """`last` means the newest reply of `generate` or the server, even if a chat has a newer reply."""
     store = Store(home / "ruvmlx.db")
     for reply_id in ("one", "two"):
         store.replies.add(a_reply(reply_id), None)

@@ -43,7 +43,7 @@ def test_a_result_is_read_as_it_was_written(tmp_path):
     ],
 )
 def test_a_report_needs_results(flags, expected, tmp_path, monkeypatch):
-    """Nothing is simulated for minutes, and no report says that its claims are not met."""
+    """The command simulates no user and writes no file."""
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(prove, flags)
     assert isinstance(done.exception, UsageError) and expected in str(done.exception)

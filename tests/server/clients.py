@@ -14,7 +14,7 @@ from typing import Any
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 APIS = (CHAT, MESSAGES, RESPONSES)
 MOMENTS = ("header", "body", "prompt", "piece", "between")  # when a client leaves
-SECONDS = 300.0  # the longest time of one request
+SECONDS = 300.0  # the maximum time from a request to the end of its answer
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets the connection
 
 

@@ -94,7 +94,7 @@ def test_a_paste_is_bounded(running, link, app):
 
 
 def test_a_client_that_leaves_before_its_first_message(serve):
-    """It is no internal error of the log."""
+    """The log has the request and no internal error."""
     running = serve()
     Link(running.url, CHAT_KEY).close()
     running.wait_until(lambda: '"path": "/chat"' in running.log.getvalue())

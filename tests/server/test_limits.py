@@ -284,7 +284,7 @@ def test_no_reply_begins_after_the_stop(serve, monkeypatch):
 
 
 def test_a_reply_that_the_end_of_the_server_ends(serve):
-    """Its error has the code of the other errors of a server that stops. The code was null."""
+    """The error of the reply has the code of the other errors of a server that stops."""
     running = serve()
     running.slow_down()
     with ThreadPoolExecutor(1) as pool:
@@ -337,7 +337,7 @@ def test_an_internal_error_in_a_stream(serve, monkeypatch):
 
 
 def test_a_log_that_cannot_be_written(serve, monkeypatch):
-    """The disk of its file is full, or its reader has ended. A refusal had no body in the form of the API."""
+    """The server answers as usual if the disk of the log is full, or if the reader of the log has ended."""
     running = serve()
 
     def fail(*_):
@@ -351,12 +351,12 @@ def test_a_log_that_cannot_be_written(serve, monkeypatch):
 
 
 class Panic(BaseException):
-    """The error of a library in Rust that panics is no Exception."""
+    """An error that is no Exception, as a panic of a library in Rust is."""
 
 
 @pytest.mark.parametrize("place", ["encode_request", "generate"])
 def test_a_panic_is_an_internal_error(serve, monkeypatch, place):
-    """The client waited for an hour, and the log had no line."""
+    """The client gets a 500 at once, and the log has the place of the panic without the text of the panic."""
 
     def panic(*_):
         raise Panic("secret words")

@@ -18,12 +18,12 @@ from .test_many_models import KEY, A, B, ask, home, serve_models  # noqa: F401 -
 
 
 def in_loop(running, work):
-    """The result of a coroutine of the server's event loop."""
+    """Run a coroutine in the event loop of the server, and return the result."""
     return asyncio.run_coroutine_threadsafe(work, running.loop).result(60)
 
 
 def test_a_server_that_stops_opens_no_model(serve_models):  # noqa: F811
-    """The request waited for its turn to open a model. The end of the server waited for this opening."""
+    """A request that waits for its turn to open a model gets a 503 when the server stops."""
     running, got = serve_models(), []
     turn = running.models._turn
     in_loop(running, turn.acquire())
@@ -38,7 +38,7 @@ def test_a_server_that_stops_opens_no_model(serve_models):  # noqa: F811
 
 
 def test_a_first_model_that_a_switch_closed_is_opened_again(serve_models, monkeypatch):  # noqa: F811
-    """The switch failed, and the old model could not be opened again at once. Each request got a 503."""
+    """If a switch fails and leaves no model open, the next request opens the old model again."""
     running = serve_models()
     assert ask(running, A).status == 200  # the start of the server is over
     host = running.serving.host
@@ -55,7 +55,7 @@ def test_a_first_model_that_a_switch_closed_is_opened_again(serve_models, monkey
 
 
 def test_a_terminal_learns_why_its_model_is_not_open(serve_models, monkeypatch):  # noqa: F811
-    """The client is connected at once, also if the opening takes long. It said that this was no server."""
+    """The server accepts the connection before it opens the model. So the client gets the error."""
     running = serve_models()
     assert running.ask("POST", "/v1/stop", {"model": A}, **KEY).json["was_open"]
 
