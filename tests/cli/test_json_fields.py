@@ -60,6 +60,7 @@ def scenario(tiny_cli, tiny_folder, tmp_path, monkeypatch):  # noqa: F811
         say("learn chart", "learn", "chart")
         say("learn kv", "learn", "kv")
         say("learn router", "learn", "router")
+        say("generate --best-of", "generate", "hi", *REPLY, "--best-of", "2", "--temp", "1")
         say("adapters save", "adapters", "save", "other")
         say("adapters ls", "adapters", "ls")
         say("adapters export", "adapters", "export", str(tmp_path / "exported"))
