@@ -2,10 +2,11 @@
 
     python -m tests.research.style_cost --steps 4
 
-A user of `ruvmlx prove` rates replies to its questions. The study runs one step after as many new ratings as
-the chat waits for. For each step, the study prints the processor time in seconds, this
-time divided by the number of new ratings, and the step's reason. All parts of a step count, also the unshown
-replies to the questions of the new ratings. The first step also makes measurements that the store then keeps.
+A user of `ruvmlx prove` rates replies to its questions. The study runs each step after as many new ratings as
+the chat waits for, and the first step after twice as many. For each step, the study prints the processor time
+in seconds, this time divided by the number of new ratings, and the step's reason. All parts of a step count,
+also the unshown replies to the questions of the new ratings. The first step also makes measurements that the
+store then keeps.
 The study uses one thread, because the processor time of several threads includes the time in which a thread
 waits for the other threads.
 """
