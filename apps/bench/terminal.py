@@ -74,10 +74,11 @@ def _bars(series: Mapping[str, Sequence[tuple[int, float]]]) -> Iterator[str]:
 def change_row(change: RowChange) -> tuple[str, ...]:
     """Return a row of the table of changes: what was measured, old and new value, their unit, change in
     percent, p-value, verdict."""
+    old, new = ("" if value is None else f"{value:g}" for value in (change.old, change.new))
+    values = old, new, change.unit
     if change.ratio is None or change.p is None:
-        return change.name, "", "", "", "", "", change.verdict
+        return change.name, *values, "", "", change.verdict
     chance = "under 0.1%" if change.p < 0.001 else f"{change.p:.1%}"
-    values = f"{change.old or 0:g}", f"{change.new or 0:g}", change.unit
     return change.name, *values, f"{change.ratio - 1:+.1%}", chance, change.verdict
 
 
@@ -92,6 +93,8 @@ def _verdict_counts(counts: Mapping[str, int]) -> str:
 def changes(found: Sequence[RowChange], verdicts: Sequence[tuple[str, str, str]]) -> Iterator[str]:
     """Yield the lines that come after the table of changes."""
     counts = {v: sum(c.verdict == v for c in found) for v in VERDICTS}
+    if others := len(found) - sum(counts.values()):
+        counts["without a verdict"] = others
     yield _verdict_counts(counts)
     other = [f"{name}: {was} -> {now}" for name, was, now in verdicts if was != now]
     against = sum({was, now} == {"met", "not met"} for _, was, now in verdicts)

@@ -59,6 +59,16 @@ def test_few_samples_among_many_rows_cannot_tell(samples, rows, expected):
     assert [c.verdict for c in found] == rows * [expected]
 
 
+def test_a_row_without_a_verdict_shows_its_values(tmp_path, run):  # noqa: F811
+    for name, v in (("a", 1.0), ("b", 3.0)):
+        row = median_row("load", [v, v, v], "s", better="lower").facts
+        (tmp_path / name).write_text(json.dumps({"rows": [row]}))
+    code, out, _ = run("bench", "compare", str(tmp_path / "a"), str(tmp_path / "b"))
+    [line] = [line.split() for line in out.splitlines() if line.startswith("load")]
+    assert code == 0 and line == ["load", "1", "3", "s", "too", "few", "samples"]
+    assert "0 are the same, 1 is without a verdict." in out
+
+
 def test_faster_is_told_from_slower_for_times_too():
     times = [
         median_row("t", [v + i / 100 for i in range(8)], "ms", better="lower").facts for v in (10.0, 5.0)
