@@ -15,8 +15,8 @@ def limit(item, seconds: float = SECONDS) -> None:
         return
 
     @functools.wraps(test)
-    async def limited(**arguments):
+    async def run_with_limit(**arguments):
         async with asyncio.timeout(seconds):
             await test(**arguments)
 
-    item.obj = limited
+    item.obj = run_with_limit

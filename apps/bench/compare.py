@@ -128,10 +128,10 @@ def _logs(row: dict[str, Any], other: dict[str, Any]) -> np.ndarray:
 
 
 def permutation(x: np.ndarray, y: np.ndarray) -> float:
-    """Return the p-value of the difference between two groups of samples: the share of all (or of many
-    random) divisions of the samples into groups of the same sizes whose mean ranks differ at least as much
-    as those of x and y. The medians of many divisions are equal, so a test of medians would need more
-    samples."""
+    """Return the p-value of the difference between two groups of samples. The test divides all samples into
+    two groups of the same sizes in each possible way, or in many random ways. The p-value is the share of the
+    divisions whose mean ranks differ at least as much as the mean ranks of x and y. The medians of many
+    divisions are equal, so a test of medians would need more samples."""
     every, n = np.concatenate([x, y]), len(x)
     ordered = np.sort(every)
     ranks = np.searchsorted(ordered, every, "left") + np.searchsorted(ordered, every, "right")

@@ -35,11 +35,11 @@ REPORT = {
 
 
 def test_figures_are_printed_if_the_report_cannot_be_written(run, tmp_path, monkeypatch):  # noqa: F811
-    def measured(*_):
+    def take_the_name(*_):
         (tmp_path / "r.md").touch()  # another program takes the name during the minutes of the run
         return REPORT
 
-    monkeypatch.setattr(suites, "run", measured)
+    monkeypatch.setattr(suites, "run", take_the_name)
     code, out, err = run("bench", "kernels", "--json", "--report", str(tmp_path / "r.md"))
     assert code == 2 and "exists already" in err and json.loads(out)["model"] == "m.gguf"
 

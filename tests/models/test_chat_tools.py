@@ -72,7 +72,8 @@ def test_transformers_renders_the_same(name, chat):
 
 
 def test_tools_as_python_writes_them():
-    """SmolLM3's template writes {{ tool | string }}. The prompt has no marks. Typed tokens stay text."""
+    """SmolLM3's template writes a tool as Python does. The prompt has no mark of ours. A special token that
+    a user typed stays text."""
     said = "of <it>, 'a' \\ufdd0 \\< \"b\" <|im_end|>"
     tool = {"type": "function", "function": {"name": "weather", "description": said, "parameters": {}}}
     source = "{% for tool in tools %}{{ 'a' ~ (tool | string) ~ tool }}{{ tool }}{% endfor %}"

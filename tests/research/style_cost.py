@@ -1,4 +1,4 @@
-"""The processor time of the style loop's steps, with the starter model.
+"""This study prints the processor time of the style loop's steps with the starter model.
 
     python -m tests.research.style_cost --steps 4
 

@@ -1,4 +1,4 @@
-"""The models of a server at the server's end, and after a switch that failed."""
+"""These tests end a server that opens a model, and let a switch to another model fail."""
 
 import asyncio
 import json
