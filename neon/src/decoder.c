@@ -82,7 +82,7 @@ static int layer_phases(stage *s) {
     tock(s, RVM_PART_QKV);
     if (!s->c->rows && (s->c->n > 1 || s->c->outputs == 0)) append_phase(s);
     if (s->layer + 1 == s->c->d->config.n_layers)
-        s->first = s->c->n - s->c->outputs, s->n = s->c->outputs, s->coarse = 0;
+        s->first = s->c->n - s->c->outputs, s->n = s->c->outputs, s->coarse = s->c->bits == BITS_8;
     if (s->n == 0) return 0;
     attend_phase(s);
     tock(s, RVM_PART_ATTEND);
@@ -97,7 +97,7 @@ static int layer_phases(stage *s) {
 
 static void forward(pool_worker *w, void *ctx) {
     call *c = ctx;
-    stage s = {c, w, 0, 0, c->n, c->prompt};
+    stage s = {c, w, 0, 0, c->n, c->bits != BITS_16};
     embed_phase(&s);
     tock(&s, RVM_PART_EMBED);
     for (; s.layer < c->d->config.n_layers; s.layer++)
@@ -155,36 +155,40 @@ int rvm_decoder_layers(rvm_decoder *d, const rvm_page *pages, size_t offset, con
     return run_forward(d, &c);
 }
 
-int rvm_decoder_forward(rvm_decoder *d, const rvm_page *pages, size_t offset, const int32_t *tokens, size_t n,
-                        size_t outputs, float *hidden, float *logits, const int *cancel) {
+/* Run a call for one sequence. bits: the bits of the activations; the other arguments are those of
+ * rvm_decoder_forward. */
+static int append(rvm_decoder *d, const rvm_page *pages, size_t offset, const int32_t *tokens, size_t n, size_t outputs,
+                  activation_bits bits, float *hidden, float *logits, const int *cancel) {
     if (outputs > n || !tokens_fit(d, pages, offset, tokens, n)) return RVM_BAD_ARGUMENT;
     if (outputs == 0 && (hidden || logits)) return RVM_BAD_ARGUMENT;
     call c = {.d = d, .pages = pages, .position = offset, .tokens = tokens, .window = d->config.sliding_window,
-              .n = n, .outputs = outputs, .hidden = hidden, .logits = logits, .cancel = cancel, .with_head_lora = 1};
-    return run_forward(d, &c);
-}
-
-int rvm_decoder_prefill(rvm_decoder *d, const rvm_page *pages, size_t offset, const int32_t *tokens, size_t n,
-                        float *hidden, float *logits, const int *cancel) {
-    if (!tokens_fit(d, pages, offset, tokens, n)) return RVM_BAD_ARGUMENT;
-    call c = {.d = d, .pages = pages, .position = offset, .tokens = tokens, .window = d->config.sliding_window, .n = n,
-              .outputs = hidden || logits, .hidden = hidden, .logits = logits, .cancel = cancel, .prompt = 1,
+              .n = n, .outputs = outputs, .bits = bits, .hidden = hidden, .logits = logits, .cancel = cancel,
               .with_head_lora = 1};
     return run_forward(d, &c);
 }
 
-/* A call with one row runs as rvm_decoder_forward with one token, because the phases for one sequence have fewer
-   barriers (places where threads wait for each other). */
-int rvm_decoder_step(rvm_decoder *d, const rvm_row *rows, size_t n, float *hidden, float *logits,
+int rvm_decoder_forward(rvm_decoder *d, const rvm_page *pages, size_t offset, const int32_t *tokens, size_t n,
+                        size_t outputs, float *hidden, float *logits, const int *cancel) {
+    return append(d, pages, offset, tokens, n, outputs, BITS_16, hidden, logits, cancel);
+}
+
+int rvm_decoder_prefill(rvm_decoder *d, const rvm_page *pages, size_t offset, const int32_t *tokens, size_t n,
+                        float *hidden, float *logits, const int *cancel) {
+    return append(d, pages, offset, tokens, n, hidden || logits, BITS_8_TO_LAST_VALUES, hidden, logits, cancel);
+}
+
+/* A call with one row runs as a call for one sequence, because the phases for one token have fewer barriers (places where
+   threads wait for each other). */
+int rvm_decoder_step(rvm_decoder *d, const rvm_row *rows, size_t n, int coarse, float *hidden, float *logits,
                      const int *cancel) {
     if (!d || !rows || n == 0 || n > d->config.max_tokens) return RVM_BAD_ARGUMENT;
-    if (n == 1)
-        return rvm_decoder_forward(d, rows->pages, rows->offset, &rows->token, 1, 1, hidden, logits, cancel);
+    const activation_bits bits = coarse ? BITS_8 : BITS_16;
+    if (n == 1) return append(d, rows->pages, rows->offset, &rows->token, 1, 1, bits, hidden, logits, cancel);
     for (size_t i = 0; i < n; i++)
         if (!rows[i].pages || !is_known(d, rows[i].token) || !pages_fit(d, rows[i].pages, rows[i].offset, 1))
             return RVM_BAD_ARGUMENT;
     call c = {.d = d, .rows = rows, .window = d->config.sliding_window, .n = n, .outputs = n, .hidden = hidden,
-              .logits = logits, .cancel = cancel, .with_head_lora = 1};
+              .logits = logits, .cancel = cancel, .bits = bits, .with_head_lora = 1};
     group_rows(&c);
     return run_forward(d, &c);
 }

@@ -89,6 +89,13 @@ struct rvm_decoder {
     atomic_flag busy;
 };
 
+/* The bits of the activations for quantised weights in one call.
+ *   BITS_16: those of the decoder's configuration
+ *   BITS_8_TO_LAST_VALUES: 8 as far as the attention of the last layer, for a prompt. A prompt needs less precision than
+ *       the tokens of a reply (tests/research/prompt_bits.py).
+ *   BITS_8: 8 in the whole call */
+typedef enum { BITS_16, BITS_8_TO_LAST_VALUES, BITS_8 } activation_bits;
+
 /* One call: consecutive tokens of one sequence, or rows (one token of each of several sequences). Every thread except
  * the caller's has its own copy of this struct. The copy has all values that decide the order of the phases, because
  * the caller can have freed its arrays when a slow thread needs these values. */
@@ -107,15 +114,14 @@ typedef struct {
     float *hidden, *logits;
     float *raw; /* raw: [n, hidden_size], receives the output of the last layer before the final norm; or NULL */
     const int *cancel;
-    int prompt; /* prompt: 1 for a call of rvm_decoder_prefill */
+    activation_bits bits;
     int with_head_lora;
 } call;
 
 _Static_assert(sizeof(call) <= POOL_CONTEXT, "threads copy it");
 
-/* The tokens of a phase: the tokens [first, first + n) of the chunk. coarse: 1 for a part of a prompt, until the
- * attention of the last layer. The activations for quantised weights then have 8 bits. A prompt needs less precision than
- * the tokens of a reply (tests/research/prompt_bits.py). */
+/* The tokens of a phase: the tokens [first, first + n) of the chunk. coarse: 1 if the activations for quantised weights
+ * have 8 bits in this phase. */
 typedef struct {
     call *c;
     pool_worker *w;

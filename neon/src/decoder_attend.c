@@ -28,7 +28,8 @@ static range part_of(range pages, size_t part, size_t parts) {
    its bits do not depend on how the caller divides it. The function must not read the page table, because a slow thread
    can call this function when the caller's page table no longer exists. */
 size_t parts_of(const stage *s) {
-    return s->c->rows || s->coarse || s->n > FEW ? 1 : parts_in(pages_seen(s, 0, s->n));
+    const int in_prompt = s->coarse && s->c->bits == BITS_8_TO_LAST_VALUES;
+    return s->c->rows || in_prompt || s->n > FEW ? 1 : parts_in(pages_seen(s, 0, s->n));
 }
 
 /* Return the address of the partial attention of a head of the stage's token t, for the key range `part`. The results

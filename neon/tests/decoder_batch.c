@@ -22,14 +22,14 @@ static void start_many(const model *m, rvm_decoder *d, sequence *c) {
     }
 }
 
-/* Compute the next token of each of the first n sequences in one call. */
-static int step_many(rvm_decoder *d, sequence *c, size_t n, size_t step, float *hidden, float *logits) {
+/* Compute the next token of each of the first n sequences in one call.  coarse: as in rvm_decoder_step */
+static int step_many(rvm_decoder *d, sequence *c, size_t n, int coarse, size_t step, float *hidden, float *logits) {
     rvm_row rows[MANY];
     for (size_t i = 0; i < n; i++) {
         CHECK(sequence_reserve(c + i, 1) == RVM_OK, "pages of %zu", i);
         rows[i] = (rvm_row){c[i].pages, c[i].offset, token(step * MANY + i)};
     }
-    const int rc = rvm_decoder_step(d, rows, n, hidden, logits, NULL);
+    const int rc = rvm_decoder_step(d, rows, n, coarse, hidden, logits, NULL);
     for (size_t i = 0; i < n && rc == RVM_OK; i++) c[i].offset++;
     return rc;
 }
@@ -43,7 +43,7 @@ static void compare_rows(const model *m, const char *impl, uint32_t threads) {
     float got[MANY * V], want[V], hidden[MANY * D], want_hidden[D];
     for (size_t step = 0; step < 20; step++) {
         const size_t n = 1 + step * 2 % MANY;
-        CHECK(step_many(d, batch, n, step, hidden, got) == RVM_OK, "step %zu", step);
+        CHECK(step_many(d, batch, n, 0, step, hidden, got) == RVM_OK, "step %zu", step);
         for (size_t i = 0; i < n; i++) {
             const int32_t t = token(step * MANY + i);
             CHECK(sequence_forward(alone + i, &t, 1, 1, want_hidden, want, NULL) == RVM_OK, "alone %zu", i);
@@ -67,6 +67,34 @@ void test_rows(void) {
         model *m = make_model(s, n_shapes, shapes[s]);
         if (!runs_few()) compare_rows(m, "scalar", 1);
         compare_rows(m, rvm_matmul_impl_name(0), 3);
+        destroy(m);
+    }
+}
+
+/* Compare coarse steps of a decoder whose activations have 16 bits with the steps of a decoder whose activations always
+   have 8 bits. Both must have the same bits. */
+void test_coarse_rows(void) {
+    const shape shapes[] = {{RVM_Q4, 4, 2, 32, 0, 0, 0}, {RVM_Q8, 6, 2, 16, 40, 64, 0}, {RVM_Q4, 2, 1, 80, 100, 64, 64}};
+    const size_t n_shapes = sizeof shapes / sizeof *shapes;
+    for (size_t s = 0; s < n_shapes; s++) {
+        model *m = make_model(s, n_shapes, shapes[s]);
+        rvm_decoder *d = decoder(m, NULL, 3);
+        m->config.precise = 0;
+        rvm_decoder *always = decoder(m, NULL, 1);
+        sequence exact[MANY], coarse[MANY], wanted[MANY];
+        start_many(m, d, exact), start_many(m, d, coarse), start_many(m, d, wanted);
+        float fine[MANY * V], got[MANY * V], want[MANY * V], hidden[MANY * D], want_hidden[MANY * D];
+        for (size_t step = 0; step < 20; step++) {
+            const size_t n = 1 + step * 2 % MANY;
+            CHECK(step_many(d, exact, n, 0, step, hidden, fine) == RVM_OK, "16 bits, step %zu", step);
+            CHECK(step_many(d, coarse, n, 1, step, hidden, got) == RVM_OK, "coarse, step %zu", step);
+            CHECK(step_many(always, wanted, n, 1, step, want_hidden, want) == RVM_OK, "8 bits, step %zu", step);
+            CHECK(memcmp(got, want, n * V * sizeof *got) == 0, "shape %zu, step %zu: other logits", s, step);
+            CHECK(memcmp(hidden, want_hidden, n * D * sizeof *hidden) == 0, "shape %zu, step %zu: other states", s, step);
+            CHECK(distance(got, fine, n * V) > 0, "shape %zu, step %zu: the step is not coarse", s, step);
+        }
+        for (size_t i = 0; i < MANY; i++) sequence_end(exact + i), sequence_end(coarse + i), sequence_end(wanted + i);
+        rvm_decoder_destroy(d), rvm_decoder_destroy(always);
         destroy(m);
     }
 }
@@ -115,7 +143,7 @@ static void compare_forks(const model *m, const char *impl, uint32_t threads) {
             CHECK(sequence_forward(c + i, &t, 1, 1, hidden, want + i * V, NULL) == RVM_OK, "alone %zu", i);
             c[i].offset--;
         }
-        CHECK(step_many(d, c, MANY, step, hidden, got) == RVM_OK, "step %zu", step);
+        CHECK(step_many(d, c, MANY, 0, step, hidden, got) == RVM_OK, "step %zu", step);
         CHECK(memcmp(got, want, sizeof got) == 0, "%s, %u threads, step %zu", impl, threads, step);
         for (size_t i = 1; i < MANY; i++)
             CHECK(memcmp(got, got + i * V, V * sizeof *got), "row %zu is row 0", i);
@@ -195,14 +223,14 @@ void test_bad_rows(void) {
     sequence c[MANY];
     start_many(m, d, c);
     float hidden[MANY * D], before[MANY * V], after[MANY * V];
-    CHECK(step_many(d, c, MANY, 0, hidden, before) == RVM_OK, "all good");
+    CHECK(step_many(d, c, MANY, 0, 0, hidden, before) == RVM_OK, "all good");
     for (size_t i = 0; i < MANY; i++) c[i].offset--;
     const rvm_page none[3] = {{0}};
     rvm_row rows[97], good;
     for (size_t i = 0; i < 97; i++) rows[i] = (rvm_row){c[i % MANY].pages, c[i % MANY].offset, token(i % MANY)};
-    CHECK(rvm_decoder_step(d, rows, 0, hidden, after, NULL) == RVM_BAD_ARGUMENT, "no row");
-    CHECK(rvm_decoder_step(d, rows, 97, NULL, NULL, NULL) == RVM_BAD_ARGUMENT, "too many");
-    CHECK(rvm_decoder_step(d, NULL, 2, hidden, after, NULL) == RVM_BAD_ARGUMENT, "nothing");
+    CHECK(rvm_decoder_step(d, rows, 0, 0, hidden, after, NULL) == RVM_BAD_ARGUMENT, "no row");
+    CHECK(rvm_decoder_step(d, rows, 97, 0, NULL, NULL, NULL) == RVM_BAD_ARGUMENT, "too many");
+    CHECK(rvm_decoder_step(d, NULL, 2, 0, hidden, after, NULL) == RVM_BAD_ARGUMENT, "nothing");
     for (size_t i = 0; i < 5; i++) {
         rvm_row *bad = rows + 2;
         good = *bad;
@@ -211,12 +239,12 @@ void test_bad_rows(void) {
         if (i == 2) bad->pages = NULL;
         if (i == 3) bad->pages = none;
         if (i == 4) *bad = (rvm_row){c[0].pages, 5, 0}; /* this row is invalid, because the token would go into a warm page */
-        CHECK(rvm_decoder_step(d, rows, MANY, hidden, after, NULL) == RVM_BAD_ARGUMENT, "fault %zu", i);
+        CHECK(rvm_decoder_step(d, rows, MANY, 0, hidden, after, NULL) == RVM_BAD_ARGUMENT, "fault %zu", i);
         *bad = good;
     }
     const int stop = 1;
-    CHECK(rvm_decoder_step(d, rows, MANY, hidden, after, &stop) == RVM_CANCELLED, "cancelled");
-    CHECK(step_many(d, c, MANY, 0, hidden, after) == RVM_OK, "good again");
+    CHECK(rvm_decoder_step(d, rows, MANY, 0, hidden, after, &stop) == RVM_CANCELLED, "cancelled");
+    CHECK(step_many(d, c, MANY, 0, 0, hidden, after) == RVM_OK, "good again");
     CHECK(memcmp(before, after, sizeof before) == 0, "other bits after the faults");
     for (size_t i = 0; i < MANY; i++) sequence_end(c + i);
     rvm_decoder_destroy(d);

@@ -193,6 +193,7 @@ static void test_head_and_lora(void) {
 int main(void) {
     test_implementations();
     test_rows();
+    test_coarse_rows();
     test_forks_in_a_batch();
     test_replies();
     test_bad_rows();

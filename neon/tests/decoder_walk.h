@@ -38,6 +38,7 @@ model *make_model(size_t i, size_t n, shape s);
 
 /* The tests of decoder_batch.c. */
 void test_rows(void);
+void test_coarse_rows(void);
 void test_forks_in_a_batch(void);
 void test_replies(void);
 void test_bad_rows(void);

@@ -141,7 +141,7 @@ static double batched(rvm_decoder *d, const shape *s, size_t context, size_t wid
             rows[i] = (rvm_row){copies[i].pages, copies[i].offset++, (int32_t)(step * WIDEST + i)};
         }
         const double start = now();
-        if (rvm_decoder_step(d, rows, width, NULL, logits, NULL) != RVM_OK) exit(3);
+        if (rvm_decoder_step(d, rows, width, 0, NULL, logits, NULL) != RVM_OK) exit(3);
         times[step] = now() - start;
     }
     for (size_t i = 0; i < width; i++) sequence_end(copies + i);

@@ -106,7 +106,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rvm_decoder_forward": (_I, [_P, _P, _N, _P, _N, _N, _P, _P, _P]),
     "rvm_decoder_prefill": (_I, [_P, _P, _N, _P, _N, _P, _P, _P]),
     "rvm_decoder_layers": (_I, [_P, _P, _N, _P, _N, _P, _P]),
-    "rvm_decoder_step": (_I, [_P, _P, _N, _P, _P, _P]),
+    "rvm_decoder_step": (_I, [_P, _P, _N, _I, _P, _P, _P]),
     "rvm_decoder_page_bytes": (_N, [_P, _I]),
     "rvm_decoder_demote": (_I, [_P, _P, _P]),
     "rvm_decoder_replies": (_I, [_P, _P, _N]),
@@ -271,11 +271,17 @@ class Decoder:
         tables: Sequence[NativePageTable],
         offsets: Sequence[int],
         *,
+        coarse: bool = False,
         cancel: C.c_int | None = None,
     ) -> tuple[Array, Array]:
         """Append one token to each of B different sequences. Returns the hidden states [B, D] and the logits
-        [B, V] of the tokens. With quantised weights, the result equals, bit for bit, the result of `forward`
-        for each sequence alone. Raises Cancelled, or NotFinite when a logit is NaN or infinite."""
+        [B, V] of the tokens. With quantised weights, the bits of a row do not depend on the other rows, and
+        are those of `forward` for the sequence alone if `coarse` is False. Raises Cancelled, or NotFinite
+        when a logit is NaN or infinite.
+
+        coarse: True: the activations for quantised weights have 8 bits, as in most of a prompt. A step with
+            many sequences then takes about half of the time.
+        """
         n, shape = len(tokens), self.shape
         rows = np.zeros(n, ROW)
         rows["pages"] = [table.pointer(at + 1) for table, at in zip(tables, offsets, strict=True)]
@@ -286,6 +292,7 @@ class Decoder:
             self.handle,
             rows.ctypes.data,
             n,
+            coarse,
             _inout(hidden),
             _inout(logits),
             None if cancel is None else C.addressof(cancel),

@@ -106,9 +106,9 @@ def sample(model: Model, backend: Backend, adapter: HeadAdapter | None, pause: P
     for question in questions():
         pause()
         begun.append(BegunReply.of(backend, question_prompt(model.tokenizer, question), pause, adapter))
-    rng = np.random.default_rng(24)
+    generators = [np.random.default_rng(24)] * len(begun)
     return sampled_replies(
-        backend, model.tokenizer, begun, rng, MAX_REPLY_TOKENS, sampling_of(model), pause, adapter
+        backend, model.tokenizer, begun, generators, MAX_REPLY_TOKENS, sampling_of(model), pause, adapter
     )
 
 

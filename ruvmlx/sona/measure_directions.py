@@ -121,8 +121,9 @@ class DirectionBank:
             while len(found) < REPLIES:
                 begun = [first.fork() for _ in range(min(TOGETHER, REPLIES - len(found)))]
                 found += sampled_replies(
-                    backend, tokenizer, begun, rng, MAX_REPLY_TOKENS, sampling_of(model), pause, note=note
-                )
+                    backend, tokenizer, begun, [rng] * len(begun), MAX_REPLY_TOKENS, sampling_of(model),
+                    pause, note=note,
+                )  # fmt: skip
         texts = [(thinking.split(tokenizer.decode(ids)).answer, ended) for ids, ended in found]
         self.gradients.append(sums.astype(np.float16))
         self.measures.append(np.stack([measure_text(*text) for text in texts]))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..backends.base import Backend, HeadAdapter, KVCache, Step
+from ..backends.base import Backend, HeadAdapter, KVCache, Step, decode_coarse
 from ..models.config.model import Message, Model, Tokenizer
 from ..models.text import thinking
 from ..pausing import Pause
@@ -63,12 +63,14 @@ def sampling_of(model: Model) -> Sampling:
 
 
 def sampled_replies(
-    backend: Backend, tokenizer: Tokenizer, begun: Sequence[BegunReply], rng: np.random.Generator,
-    longest: int, sampling: Sampling, pause: Pause, adapter: HeadAdapter | None = None,
-    note: NoteToken | None = None,
+    backend: Backend, tokenizer: Tokenizer, begun: Sequence[BegunReply],
+    generators: Sequence[np.random.Generator], longest: int, sampling: Sampling, pause: Pause,
+    adapter: HeadAdapter | None = None, note: NoteToken | None = None,
 ) -> list[SampledReply]:  # fmt: skip
     """Sample one reply of at most `longest` tokens to each prompt in `begun`, and return the replies.
 
+    generators: for each reply, the generator that draws its tokens; replies can share a generator. On the
+        native backend, the replies of one generator do not depend on the other replies.
     sampling: how tokens are drawn; its seed does not count
     pause: a function that is called before each step of the batch; it can raise an exception to stop
     note: a function that gets each token; None to pass the tokens to no function
@@ -83,7 +85,7 @@ def sampled_replies(
             if changes:
                 changes[i].restrict(logits := logits.copy())
             candidates, weights = token_weights(logits, sampling)
-            token = choose_token(candidates, weights, rng.random())
+            token = choose_token(candidates, weights, generators[i].random())
             if changes:
                 changes[i].take(token)
             if note is not None:
@@ -95,6 +97,6 @@ def sampled_replies(
                 going.remove(i)
         if going:
             newest, caches = [ids[i][-1] for i in going], [begun[i].cache for i in going]
-            for i, step in zip(going, backend.decode_batch(newest, caches, adapter), strict=True):
+            for i, step in zip(going, decode_coarse(backend, newest, caches, adapter), strict=True):
                 last[i] = step
     return list(zip(ids, ended, strict=True))

@@ -7,7 +7,8 @@ explanations is true. The original model writes these replies in idle time. Only
 (taste_measures.py) are stored.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -25,7 +26,10 @@ MAX_REPLY_TOKENS = 96  # the maximum number of tokens in a reply
 MAX_PROMPT_TOKENS = 2048  # no unshown replies to prompts with more tokens; these take too long to read
 # the maximum number of rated replies with stored measures; the newest rated replies are kept
 MAX_QUESTIONS = 1000
-SAVE_AFTER = 8  # the number of questions from one save of the measures to the next
+# The number of questions whose unshown replies are written at the same time. The starter writes replies to 4
+# questions in half of the time that 4 single questions take (tests/research/style_cost.py).
+TOGETHER = 4
+SAVE_AFTER = 2 * TOGETHER  # the number of questions from one save of the measures to the next
 
 
 class UnshownReplies:
@@ -53,22 +57,27 @@ class UnshownReplies:
         """
         replies, done = self._store.replies, 0
         found = {id_: rows for id_, rows in self.load().items() if replies.tokens(id_)}
+        saved, prompts = 0, self._prompts(model, [id_ for id_ in rated if id_ not in found])
         try:
-            for id_ in rated:
-                prompt = [] if id_ in found else self._prompt(id_)
-                opens_thought = bool(thinking.opened_by(model.tokenizer, prompt))
-                if not 0 < len(prompt) <= MAX_PROMPT_TOKENS or opens_thought:
-                    continue
-                measures = _measure(model, backend, prompt, pause)
-                if measures is not None:
-                    found[id_] = measures
-                    done += 1
-                    if done % SAVE_AFTER == 0:
-                        self._save(found)
+            while some := dict(islice(prompts, TOGETHER)):
+                measured = _measure(model, backend, [*some.values()], pause)
+                new = {id_: rows for id_, rows in zip(some, measured, strict=True) if rows is not None}
+                found |= new
+                done += len(new)
+                if done - saved >= SAVE_AFTER:
+                    self._save(found)
+                    saved = done
         finally:
-            if done % SAVE_AFTER:
+            if done > saved:
                 self._save(found)
         return done
+
+    def _prompts(self, model: Model, rated: Sequence[str]) -> Iterator[tuple[str, list[int]]]:
+        """Yield (id of a rated reply, its prompt) for each prompt to which unshown replies can be written."""
+        for id_ in rated:
+            prompt = self._prompt(id_)
+            if 0 < len(prompt) <= MAX_PROMPT_TOKENS and not thinking.opened_by(model.tokenizer, prompt):
+                yield id_, prompt
 
     def _prompt(self, reply_id: str) -> list[int]:
         """Return the tokens of a reply's prompt and thought; [] if another process has deleted the reply."""
@@ -86,17 +95,26 @@ class UnshownReplies:
         self._store.unshown.put(self._fingerprint, {id_: found[id_] for id_ in newest})
 
 
-def _measure(model: Model, backend: Backend, prompt: list[int], pause: Pause) -> np.ndarray | None:
-    """Return the measures [REPLIES, M] of sampled replies; None if a reply ends before its answer begins."""
-    rng = np.random.default_rng([37, *prompt])
+def _measure(
+    model: Model, backend: Backend, prompts: Sequence[list[int]], pause: Pause
+) -> list[np.ndarray | None]:
+    """Return the measures [REPLIES, M] of sampled replies to each prompt; None for a prompt if one of its
+    replies ends before the answer begins."""
+    begun, generators = list[BegunReply](), list[np.random.Generator]()
     with original_model(backend):
-        first = BegunReply.of(backend, prompt, pause)
-        begun = [first, *(first.fork() for _ in range(REPLIES - 1))]
+        for prompt in prompts:
+            first = BegunReply.of(backend, prompt, pause)
+            begun += [first, *(first.fork() for _ in range(REPLIES - 1))]
+            generators += [np.random.default_rng([37, *prompt])] * REPLIES
         replies = sampled_replies(
-            backend, model.tokenizer, begun, rng, MAX_REPLY_TOKENS, sampling_of(model), pause
+            backend, model.tokenizer, begun, generators, MAX_REPLY_TOKENS, sampling_of(model), pause
         )
     texts = [(model.tokenizer.decode(ids), ended) for ids, ended in replies]
-    return None if any(thinking.split(text).is_open for text, _ in texts) else measures_of(texts)
+    groups = [texts[i : i + REPLIES] for i in range(0, len(texts), REPLIES)]
+    return [
+        None if any(thinking.split(text).is_open for text, _ in group) else measures_of(group)
+        for group in groups
+    ]
 
 
 def measures_of(replies: Sequence[tuple[str, bool]]) -> np.ndarray:

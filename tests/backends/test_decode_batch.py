@@ -1,8 +1,11 @@
 """One step of several sequences is one step of each of them alone."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
+from ruvmlx.backends.base import decode_coarse
 from ruvmlx.backends.mlx.backend import MLXBackend
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend
@@ -24,6 +27,7 @@ POLICIES = {
 LENGTHS = (130, 1, 64, 39, 127, 3, 90)
 # Largest difference of any logit over the largest: float32 sums of several rows have another order.
 TOLERANCE = 2e-6
+COARSE_TOLERANCE = 0.1  # the same with activations of 8 bits, which a random model keeps for 80 tokens
 
 
 @pytest.fixture(params=SHAPES)
@@ -67,6 +71,34 @@ def test_native_quantised_rows_have_the_bits_that_they_have_alone(tmp_path, shap
     backend = NativeBackend(made(tmp_path, **shape, **STORED["4-bit"]), threads=threads, chunk=5)
     want = walked(backend, one_by_one(backend), POLICIES[policy])
     np.testing.assert_array_equal(walked(backend, backend.decode_batch, POLICIES[policy]), want)
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_coarse_rows_are_near_the_exact_ones_and_do_not_depend_on_each_other(tmp_path, shape, stored):
+    """The twin in C, a decoder whose activations always have 8 bits, is in neon/tests/decoder_batch.c."""
+    backend = NativeBackend(made(tmp_path, **shape, **STORED[stored]), threads=2, chunk=5)
+    exact = walked(backend, backend.decode_batch, steps=10)
+    got = walked(backend, backend.decode_coarse, steps=10)
+    assert np.abs(got - exact).max() < COARSE_TOLERANCE * np.abs(exact).max()
+    if "bit" not in stored:
+        return
+    assert (got != exact).any()
+    alone = walked(
+        backend,
+        lambda tokens, caches, adapter: [
+            backend.decode_coarse([t], [c], adapter)[0] for t, c in zip(tokens, caches, strict=True)
+        ],
+        steps=10,
+    )
+    np.testing.assert_array_equal(got, alone)
+
+
+def test_a_backend_without_coarse_steps_makes_exact_ones(tmp_path):
+    backend = ReferenceBackend(made(tmp_path))
+    step = partial(decode_coarse, backend)
+    np.testing.assert_array_equal(
+        walked(backend, step, steps=3), walked(backend, backend.decode_batch, steps=3)
+    )
 
 
 @pytest.mark.parametrize("stored", STORED)

@@ -51,7 +51,7 @@ def by_one(model, backend, question, lora_a, tokens, seed):
     for together in (2, 1):
         begun = [BegunReply.of(backend, prompt, lambda: None) for _ in range(together)]
         found += sampled_replies(
-            backend, model.tokenizer, begun, rng, longest, sampling_of(model), lambda: None
+            backend, model.tokenizer, begun, [rng] * together, longest, sampling_of(model), lambda: None
         )
     gradients, measures = [], []
     for ids, ended in found:

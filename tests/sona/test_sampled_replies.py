@@ -34,7 +34,7 @@ def test_each_token_is_drawn_after_penalty_and_filter(tiny, penalty, top_p):
     sampling = Sampling(0.7, top_p=top_p, repetition_penalty=penalty)
     seen, begun = [], [BegunReply.of(backend, prompt, lambda: None)]
     ((ids, ended),) = sampled_replies(
-        backend, tiny.tokenizer, begun, np.random.default_rng(5), 37, sampling,
+        backend, tiny.tokenizer, begun, [np.random.default_rng(5)], 37, sampling,
         lambda: None, note=lambda i, token, ids, p, hidden: seen.append((token, ids, p, hidden)),
     )  # fmt: skip
     rng, told = np.random.default_rng(5), [token for token, *_ in seen]

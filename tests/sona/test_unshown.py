@@ -102,7 +102,18 @@ def test_each_rated_reply_is_measured_once(runtime):
     assert [*stored_measures(runtime)] == [*found, fourth]
 
 
+def test_questions_together_have_the_replies_that_they_have_alone(runtime, monkeypatch):
+    complete(runtime)
+    together = stored_measures(runtime)
+    runtime.store.checkpoints.put_measurement(runtime.model.fingerprint, NAME, b"nonsense")
+    monkeypatch.setattr(unshown, "TOGETHER", 1)
+    assert complete(runtime) == 3
+    alone = stored_measures(runtime)
+    assert [*alone] == [*together] and all((alone[id_] == together[id_]).all() for id_ in alone)
+
+
 def test_a_stop_keeps_what_is_finished(runtime, monkeypatch):
+    monkeypatch.setattr(unshown, "TOGETHER", 1)
     calls = []
 
     def stop():

@@ -9,7 +9,7 @@ from ...errors import SideFailed
 from ...kv.policy import TierPolicy
 from ...kv.pool import PagePool
 from ...lora.base_lora import BaseLoRA
-from ..base import Adapters, HeadAdapter, KVCache, Step
+from ..base import Adapters, HeadAdapter, KVCache, Step, decode_coarse
 from .placement import Placement
 from .side import DECODE, HEAD, NO_FUNCTION, READ, CallerFunction, Side, SideCall
 
@@ -64,6 +64,11 @@ class PlacedBackend:
         self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
     ) -> list[Step]:
         return self.run(lambda b: b.decode_batch(tokens, caches, adapter), DECODE, 1, *caches)
+
+    def decode_coarse(
+        self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
+    ) -> list[Step]:
+        return self.run(lambda b: decode_coarse(b, tokens, caches, adapter), DECODE, 1, *caches)
 
     def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
         return self.run(lambda b: b.verify(tokens, cache, adapter), READ, len(tokens), cache)

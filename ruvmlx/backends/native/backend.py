@@ -132,12 +132,22 @@ class NativeBackend:
     def decode_batch(
         self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
     ) -> list[Step]:
+        return self._decode_rows(tokens, caches, adapter, coarse=False)
+
+    def decode_coarse(
+        self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
+    ) -> list[Step]:
+        return self._decode_rows(tokens, caches, adapter, coarse=True)
+
+    def _decode_rows(
+        self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters, coarse: bool
+    ) -> list[Step]:
         """Append one token to each cache. Each call of the decoder runs at most `chunk` sequences, and reads
-        the weights once for all of them."""
+        the weights once for all of them. coarse: as in Decoder.step"""
         check_tokens(tokens, self.config.vocab_size)
         steps: list[Step] = []
         for part, held in zip(_parts(tokens, self.chunk), _parts(caches, self.chunk), strict=True):
-            hidden, logits = self._step(part, [cast(PagedCache, cache) for cache in held])
+            hidden, logits = self._step(part, [cast(PagedCache, cache) for cache in held], coarse)
             own = each(adapter, tokens)[len(steps) : len(steps) + len(part)]
             for first, last in _runs(own):
                 _adapt(own[first], logits[first:last], hidden[first:last])
@@ -258,13 +268,17 @@ class NativeBackend:
                 waiting,
             )
 
-    def _step(self, tokens: Sequence[int], caches: Sequence[PagedCache]) -> tuple[np.ndarray, np.ndarray]:
+    def _step(
+        self, tokens: Sequence[int], caches: Sequence[PagedCache], coarse: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Append one token to each of B caches in one call of the decoder. If the call fails, the numbers of
-        tokens in the caches do not change. Returns hidden states [B, D] and logits [B, V]."""
+        tokens in the caches do not change. Returns hidden states [B, D] and logits [B, V]. coarse: as in
+        Decoder.step"""
         tables, offsets = [c.table for c in caches], [c.offset for c in caches]
         with room_for(caches, 1):
             return self._call(
-                lambda cancel: self.decoder.step(tokens, tables, offsets, cancel=cancel), len(tokens)
+                lambda cancel: self.decoder.step(tokens, tables, offsets, coarse=coarse, cancel=cancel),
+                len(tokens),
             )
 
     def _call(

@@ -137,7 +137,8 @@ class BasisBuilder:
         first = BegunReply.of(self._backend, prompt, pause)
         begun = [first, *(first.fork() for _ in range(REPLIES - 1))]
         tokenizer, sampling = self._model.tokenizer, sampling_of(self._model)
-        return sampled_replies(self._backend, tokenizer, begun, rng, MAX_REPLY_TOKENS, sampling, pause)
+        generators = [rng] * REPLIES
+        return sampled_replies(self._backend, tokenizer, begun, generators, MAX_REPLY_TOKENS, sampling, pause)
 
     def _text(self, reply: tuple[int, list[int], bool]) -> "TrainingText":
         """Return a reply as a text whose gradient can be computed. The text includes the end token of the
