@@ -146,6 +146,12 @@ def prompt_ends(monkeypatch):
         return of(cls, backend, prompt, pause, adapter)
 
     monkeypatch.setattr(BegunReply, "of", classmethod(read))
+    for module in (unshown, faults):
+
+        def begin_all(backend, prompts, pause, adapter=None):
+            return [BegunReply.of(backend, prompt, pause, adapter) for prompt in prompts]
+
+        monkeypatch.setattr(module, "begin_replies", begin_all)
     for module in (unshown, faults, measure_directions, style_bank):
         monkeypatch.setattr(module, "MAX_REPLY_TOKENS", 4)
     return found

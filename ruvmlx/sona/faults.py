@@ -23,7 +23,7 @@ from ..engine.repetition import GRAM, Repetition
 from ..models.config.model import Model, Tokenizer
 from ..pausing import Pause
 from ..store import Store
-from .sampled_replies import BegunReply, SampledReply, question_prompt, sampled_replies, sampling_of
+from .sampled_replies import SampledReply, begin_replies, question_prompt, sampled_replies, sampling_of
 
 MAX_REPLY_TOKENS = 96  # the maximum number of tokens in a reply
 # Chance alone changes the number of loops and of endless replies. So more of them are a fault only if the
@@ -102,10 +102,8 @@ def _chance(new: int, old: int) -> float:
 def sample(model: Model, backend: Backend, adapter: HeadAdapter | None, pause: Pause) -> list[SampledReply]:
     """Sample one reply to each of `questions()` with the backend's base LoRA and this head adapter, and
     return the replies. The random seed is always the same."""
-    begun = []
-    for question in questions():
-        pause()
-        begun.append(BegunReply.of(backend, question_prompt(model.tokenizer, question), pause, adapter))
+    prompts = [question_prompt(model.tokenizer, question) for question in questions()]
+    begun = begin_replies(backend, prompts, pause, adapter)
     generators = [np.random.default_rng(24)] * len(begun)
     return sampled_replies(
         backend, model.tokenizer, begun, generators, MAX_REPLY_TOKENS, sampling_of(model), pause, adapter

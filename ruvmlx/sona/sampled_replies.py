@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..backends.base import Backend, HeadAdapter, KVCache, Step, decode_coarse
+from ..engine.session import common_prefix
 from ..models.config.model import Message, Model, Tokenizer
 from ..models.text import thinking
 from ..pausing import Pause
@@ -42,6 +43,22 @@ class BegunReply:
         """Return the beginning of another reply to the same prompt. The model need not read the prompt
         again."""
         return BegunReply(self.cache.fork(), self.last)
+
+
+def begin_replies(
+    backend: Backend, prompts: Sequence[list[int]], pause: Pause, adapter: HeadAdapter | None = None
+) -> list[BegunReply]:
+    """Let the model read prompts, and return the beginning of a reply to each. The model reads the tokens
+    with which all prompts begin only once. The arguments are those of `BegunReply.of`."""
+    # The prefix that the first and the last prompt in sorted order share is a prefix of all prompts.
+    shared = min(prompts)[: min(common_prefix(min(prompts), max(prompts)), min(map(len, prompts)) - 1)]
+    if len(prompts) == 1 or not shared:
+        return [BegunReply.of(backend, prompt, pause, adapter) for prompt in prompts]
+    first, begun = BegunReply.of(backend, shared, pause, adapter), list[BegunReply]()
+    for prompt in prompts:
+        cache, rest = first.cache.fork(), prompt[len(shared) :]
+        begun.append(BegunReply(cache, backend.prefill(rest, cache, adapter, progress=lambda _: pause())))
+    return begun
 
 
 def question_prompt(tokenizer: Tokenizer, question: str) -> list[int]:

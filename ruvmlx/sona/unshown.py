@@ -18,7 +18,7 @@ from ..models.config.model import Model
 from ..models.text import thinking
 from ..pausing import Pause
 from ..store import Store
-from .sampled_replies import BegunReply, sampled_replies, sampling_of
+from .sampled_replies import BegunReply, begin_replies, sampled_replies, sampling_of
 from .taste_measures import MEASURES, measure_text
 
 REPLIES = 4  # the number of unshown replies to each question
@@ -102,8 +102,7 @@ def _measure(
     replies ends before the answer begins."""
     begun, generators = list[BegunReply](), list[np.random.Generator]()
     with original_model(backend):
-        for prompt in prompts:
-            first = BegunReply.of(backend, prompt, pause)
+        for prompt, first in zip(prompts, begin_replies(backend, prompts, pause), strict=True):
             begun += [first, *(first.fork() for _ in range(REPLIES - 1))]
             generators += [np.random.default_rng([37, *prompt])] * REPLIES
         replies = sampled_replies(

@@ -8,7 +8,7 @@ import pytest
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.models.config.model import Message
 from ruvmlx.sampling import Sampling
-from ruvmlx.sona.sampled_replies import BegunReply, sampled_replies, sampling_of
+from ruvmlx.sona.sampled_replies import BegunReply, begin_replies, sampled_replies, sampling_of
 
 
 def distribution(logits, ids, penalty, top_p):
@@ -55,3 +55,19 @@ def test_the_sampling_is_the_chats_for_the_model_with_more_chance(tiny):
     own = {"temperature": 0.2, "top_p": 0.9, "top_k": 20.0, "repetition_penalty": 1.1, "diversity": 3.0}
     want = Sampling(0.7, top_p=0.9, top_k=20, repetition_penalty=1.1)
     assert sampling_of(replace(tiny, default_sampling=own)) == want
+
+
+def test_replies_that_begin_together_have_the_bits_that_they_have_alone(tiny):
+    """The model reads only once what the prompts have in common."""
+    backend, read = NativeBackend(tiny, threads=1), []
+    prompts = [tiny.tokenizer.encode_chat([Message("user", text)]) for text in ("A river?", "A rat", "Bees?")]
+    prompts.append(prompts[0][:-2])  # a part of another prompt
+    together = begin_replies(backend, prompts, lambda: read.append(1))
+    for prompt, begun in zip(prompts, together, strict=True):
+        alone = BegunReply.of(backend, prompt, lambda: None)
+        assert begun.cache.offset == len(prompt)
+        np.testing.assert_array_equal(begun.last.logits, alone.last.logits)
+        np.testing.assert_array_equal(
+            backend.decode(5, begun.cache).logits, backend.decode(5, alone.cache).logits
+        )
+    assert len(read) == 1 + len(prompts)

@@ -14,10 +14,9 @@ from ruvmlx.sona import faults, instant, taste_push
 from ruvmlx.sona.adapter_history import ATTEMPTS, STYLE_DUE
 from ruvmlx.sona.instant import KL_CAP
 from ruvmlx.sona.optional import style_bank, style_file, style_loop, style_scale
-from ruvmlx.sona.optional.style_basis import MODULE, RANK, StyleBasis
+from ruvmlx.sona.optional.style_basis import MODULE, RANK, StyleBasis, sum_of_bases, trained_part
 from ruvmlx.sona.optional.style_choice import DOUBT
 from ruvmlx.sona.optional.style_file import StyleFiles
-from ruvmlx.sona.optional.style_loop import sum_of_bases, trained_part
 from ruvmlx.sona.slow_loops import AUTO, STYLE, TRAINING, loop_of_setting
 from ruvmlx.sona.taste import TasteModel
 from ruvmlx.sona.taste_fit import M

@@ -1,15 +1,21 @@
 """The search for the scale of a style, on curves of the KL and of the perplexity that are known."""
 
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
 
 from ruvmlx.sona.optional.style_scale import (
+    AIM,
     CLOSE_ENOUGH,
+    NEXT_GROWTH,
     RISE,
     TRIES,
+    USED,
+    VARIETY_LOSS,
     MeasuredBase,
     ScaleSearch,
+    UsedStyle,
     smaller_share,
 )
 
@@ -20,7 +26,7 @@ def measurement(scale: float, kl: float, rise: float = 0.0) -> MeasuredBase:
     return MeasuredBase(scale, SimpleNamespace(probe=SimpleNamespace(floor=kl, rise=rise)))
 
 
-def search(kl, measured_kl, rise=lambda s: 0.0, first=1.0):
+def search(kl, measured_kl, rise=lambda s: 0.0, first=1.0, is_near=False):
     """Return (the found scale or None, the measured scales)."""
     scales = []
 
@@ -28,7 +34,7 @@ def search(kl, measured_kl, rise=lambda s: 0.0, first=1.0):
         scales.append(scale)
         return measurement(scale, kl(scale), rise(scale))
 
-    found = ScaleSearch(measure, measured_kl, WANTED).run(first, lambda done: None)
+    found = ScaleSearch(measure, measured_kl, WANTED).run(first, lambda done: None, is_near)
     return found and found.scale, scales
 
 
@@ -92,3 +98,41 @@ def test_a_model_that_computes_no_number_has_no_room():
 )  # fmt: skip
 def test_a_smaller_share_follows_faults_and_the_lost_variety(share, is_worse, loss, smaller):
     assert smaller_share(share, is_worse, loss) == pytest.approx(smaller)
+
+
+@pytest.mark.parametrize("first, measured", [(3.0, 1), (5.0, 1), (7.0, 2)])
+def test_near_the_style_in_use_one_measurement_is_enough(first, measured):
+    """The largest s is 6.3. A first s that is too small is not enlarged: the next step enlarges it."""
+
+    def kl(s):
+        return 0.001 * s**2
+
+    found, scales = search(kl, pytest.fail, first=first, is_near=True)
+    assert len(scales) == measured and kl(found) <= WANTED
+    assert measured == 2 or found == first
+
+
+@pytest.mark.parametrize(
+    "kl, rise, loss, factor",
+    [
+        (WANTED, 0.0, 0.0, AIM),
+        (WANTED / 1.44, 0.0, 0.0, 1.2 * AIM),
+        (WANTED / 100, -0.001, -0.02, NEXT_GROWTH),
+        (WANTED / 100, RISE, 0.0, AIM),
+        (WANTED / 100, 0.0, VARIETY_LOSS, AIM),
+        (WANTED / 100, 0.0, 2 * VARIETY_LOSS, 1 / NEXT_GROWTH),
+        (100 * WANTED, 0.0, 0.0, 1 / NEXT_GROWTH),
+    ],
+)
+def test_the_next_style_is_near_the_style_in_use(kl, rise, loss, factor):
+    """The narrowest of the limits of KL, prose and variety decides. The predicted KL is a parabola of s."""
+    assert UsedStyle(0.05, kl, rise, loss).next_prediction(WANTED) == pytest.approx(0.05 * factor**2)
+
+
+def test_a_report_without_a_style_in_use_is_no_start():
+    style = UsedStyle(0.05, 0.04, 0.001, 0.02)
+    assert UsedStyle.of_report({USED: asdict(style)}) == style
+    damaged = [{"kl": 1.0}, None, asdict(style) | {"kl": "x"}, asdict(style) | {"predicted": 0.0}]
+    damaged.append(asdict(style) | {"rise": float("nan")})
+    assert UsedStyle.of_report({}) is None
+    assert all(UsedStyle.of_report({USED: one}) is None for one in damaged)

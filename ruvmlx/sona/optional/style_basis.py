@@ -134,6 +134,32 @@ class StyleBasis:
         return found if all(np.isfinite(a).all() for a in arrays) else None
 
 
+def sum_of_bases(trained: BaseLoRA | None, style: BaseLoRA) -> BaseLoRA:
+    """Return a trained base LoRA and a style as one LoRA of scale 1. In each pair of a matrix that the style
+    changes, the last RANK columns of lora_a belong to the style."""
+    if trained is None:
+        return style
+    pairs: dict[Place, Pair] = {
+        place: (a, b * np.float32(trained.scale)) for place, (a, b) in trained.pairs.items()
+    }
+    for place, (a, b) in style.pairs.items():
+        if place in pairs:
+            a, b = np.hstack([pairs[place][0], a]), np.vstack([pairs[place][1], b])
+        pairs[place] = np.ascontiguousarray(a), np.ascontiguousarray(b)
+    return BaseLoRA(pairs)
+
+
+def trained_part(base: BaseLoRA) -> BaseLoRA | None:
+    """Return the trained base LoRA from a result of `sum_of_bases`; None if the sum has only a style."""
+    pairs: dict[Place, Pair] = {}
+    for place, (a, b) in base.pairs.items():
+        if place[0] == MODULE:
+            a, b = np.ascontiguousarray(a[:, :-RANK]), np.ascontiguousarray(b[:-RANK])
+        if a.shape[1]:
+            pairs[place] = a, b
+    return BaseLoRA(pairs, base.scale) if pairs else None
+
+
 def centre_by_question(values: np.ndarray, question: np.ndarray) -> np.ndarray:
     """Return values [n, M] of n replies, minus their mean over the replies to the same question. question:
     [n], the index of each reply's question."""

@@ -21,13 +21,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
-import numpy as np
-
-from ...lora.base_lora import BaseLoRA, Pair, Place
+from ...lora.base_lora import BaseLoRA
 from ...lora.layer_lora import pack_adapter
 from ...models.config.model import Model, missing_features
 from ...models.text import thinking
@@ -43,10 +41,10 @@ from ..state import ProbedBase
 from ..taste_features import ReplyFeatures, features_of
 from ..taste_push import END_KL
 from .style_bank import BasisBuilder, StyleBank, texts
-from .style_basis import MODULE, RANK, StyleBasis
+from .style_basis import StyleBasis, sum_of_bases, trained_part
 from .style_choice import DOUBT, StyleChoice, agreement
 from .style_file import StyleFiles
-from .style_scale import STEPS, TRIES, MeasuredBase, ScaleSearch, smaller_share
+from .style_scale import STEPS, TRIES, USED, MeasuredBase, ScaleSearch, UsedStyle, smaller_share
 
 # The base's maximum KL at a confidence of 1, nats per token. The MicroLoRA has the rest of the cap on the KL
 # (KL_CAP of instant.py). With a larger part for the base, simulated users preferred the replies less often
@@ -88,6 +86,7 @@ class _Tested:
     """A style that was tested at a share of the largest scale.
 
     gain, doubt: the predicted gain in stars over replies without the style, and its standard deviation
+    loss: the share of the variety that the replies lost
     refusal: the reason why the style is not used; "" if it can be used
     """
 
@@ -96,6 +95,7 @@ class _Tested:
     candidate: _Candidate
     gain: float
     doubt: float
+    loss: float
     refusal: str
 
 
@@ -206,27 +206,31 @@ class StyleLoop:
         if choice.confidence == 0 or agreed < -DISAGREEMENT:
             return self._without_style("your ratings do not agree on a style yet", facts, pause)
         progress(0, PARTS, math.nan)
-        found = self._within_limits(basis, choice, progress, pause)
+        used = UsedStyle.of_report(learner.history.base_report(parent.base)) if parent.base else None
+        found = self._within_limits(basis, choice, used, progress, pause)
         if found is None:
             return self._refuse("no change along the style basis stays within the limits", facts)
-        tested = self._shrunk(basis, choice, found, progress, pause)
+        tested = self._shrunk(basis, choice, found, used is not None, progress, pause)
         found, styled = tested.found, tested.candidate
-        facts |= {"ppl_change": math.expm1(found.rise), "scale": found.scale, "share": tested.share}
-        facts |= {"gain": tested.gain, "gain_deviation": tested.doubt}
-        if tested.refusal:
-            return self._without_style(tested.refusal, facts, pause)
-        if tested.share < 1:
+        if tested.share < 1 and not tested.refusal:
             found = self._at(basis, choice, found.scale, pause)
             styled = replace(styled, ground=found.ground, update=self._update(found.ground.probe))
-        facts["ppl_change"] = math.expm1(found.rise)
+        predicted = found.scale**2 * basis.kl(choice.coefficients)
+        facts |= {"ppl_change": math.expm1(found.rise), "scale": found.scale, "share": tested.share}
+        facts |= {"gain": tested.gain, "gain_deviation": tested.doubt}
+        facts[USED] = asdict(UsedStyle(predicted, found.kl, found.rise, tested.loss))
+        if tested.refusal:
+            return self._without_style(tested.refusal, facts, pause)
         reason = f"a style from your {learner.taste.model.ratings} ratings"
         return self._promote(parent.version, styled, facts, reason)
 
     def _shrunk(
-        self, basis: StyleBasis, choice: StyleChoice, largest: MeasuredBase, progress: Progress, pause: Pause
-    ) -> "_Tested":
+        self, basis: StyleBasis, choice: StyleChoice, largest: MeasuredBase, is_near: bool,
+        progress: Progress, pause: Pause,
+    ) -> "_Tested":  # fmt: skip
         """Test the style at shares of the largest scale, each smaller than the one before, until there is no
-        next share. Return the result of the smallest share that passed; if none passed, the last result."""
+        next share. Return the result of the smallest share that passed; if none passed, the last result.
+        is_near: True if the next step corrects a loss of variety that is no fault"""
         plain, share, good = self._plain(pause), STEPS[0], None
         for tried in range(len(STEPS) + 1):
             progress(TRIES + 1 + tried, PARTS, math.nan)
@@ -235,10 +239,10 @@ class StyleLoop:
             gain = self._learner.taste.model.predict_gain(candidate.features, plain.features)
             is_clear = gain[0] > DOUBT * gain[1]
             words, loss = self._worse(candidate, choice.likes_longer, pause) if is_clear else (UNCLEAR, 0.0)
-            tested = _Tested(found, share, candidate, *gain, words)
+            tested = _Tested(found, share, candidate, *gain, loss, words)
             good = good if words else tested
             # a smaller style gains less, so no smaller share is tried after an unclear gain
-            share = smaller_share(share, bool(words), loss) if is_clear else 0.0
+            share = smaller_share(share, bool(words), 0.0 if is_near else loss) if is_clear else 0.0
             if share == 0:
                 break
         return good or tested
@@ -281,10 +285,10 @@ class StyleLoop:
         return instant.rescale_to_caps(micro, probe, self._learner.taste_push.compute(micro, probe))
 
     def _within_limits(
-        self, basis: StyleBasis, choice: StyleChoice, progress: Progress, pause: Pause
+        self, basis: StyleBasis, choice: StyleChoice, used: UsedStyle | None, progress: Progress, pause: Pause
     ) -> MeasuredBase | None:
-        """Search the largest scale s within the limits of KL and perplexity. Return the measured base LoRA
-        with this scale. Return None if the search finds no scale."""
+        """Search the largest scale s within the limits of KL and perplexity, near the style in use (`used`).
+        Return the measured base LoRA with this scale. Return None if the search finds no scale."""
         whole = KL * choice.confidence  # less the KL of end-of-reply tokens: these end replies best
         wanted = max(whole / 4, whole - self._end_kl)
         search = ScaleSearch(
@@ -292,8 +296,9 @@ class StyleLoop:
             lambda scale: self._measure_kl(basis, choice, scale, pause),
             wanted,
         )
-        first = UNDERSHOOT * math.sqrt(wanted / max(basis.kl(choice.coefficients), 1e-12))
-        return search.run(first, lambda measured: progress(1 + measured, PARTS, math.nan))
+        prediction = used.next_prediction(wanted) if used else UNDERSHOOT**2 * wanted
+        first = math.sqrt(prediction / max(basis.kl(choice.coefficients), 1e-12))
+        return search.run(first, lambda measured: progress(1 + measured, PARTS, math.nan), used is not None)
 
     @property
     def _end_kl(self) -> float:
@@ -368,32 +373,6 @@ class StyleLoop:
         report = _report(False, reason, **facts)
         self._learner.history.refuse(self._learner.version, report, ends_run=False)
         return report
-
-
-def sum_of_bases(trained: BaseLoRA | None, style: BaseLoRA) -> BaseLoRA:
-    """Return a trained base LoRA and a style as one LoRA of scale 1. In each pair of a matrix that the style
-    changes, the last RANK columns of lora_a belong to the style."""
-    if trained is None:
-        return style
-    pairs: dict[Place, Pair] = {
-        place: (a, b * np.float32(trained.scale)) for place, (a, b) in trained.pairs.items()
-    }
-    for place, (a, b) in style.pairs.items():
-        if place in pairs:
-            a, b = np.hstack([pairs[place][0], a]), np.vstack([pairs[place][1], b])
-        pairs[place] = np.ascontiguousarray(a), np.ascontiguousarray(b)
-    return BaseLoRA(pairs)
-
-
-def trained_part(base: BaseLoRA) -> BaseLoRA | None:
-    """Return the trained base LoRA from a result of `sum_of_bases`; None if the sum has only a style."""
-    pairs: dict[Place, Pair] = {}
-    for place, (a, b) in base.pairs.items():
-        if place[0] == MODULE:
-            a, b = np.ascontiguousarray(a[:, :-RANK]), np.ascontiguousarray(b[:-RANK])
-        if a.shape[1]:
-            pairs[place] = a, b
-    return BaseLoRA(pairs, base.scale) if pairs else None
 
 
 def _report(promoted: bool, reason: str, **more: Any) -> dict[str, Any]:

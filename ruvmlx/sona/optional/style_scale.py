@@ -7,8 +7,9 @@ measurement then checks the perplexity of prose.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import astuple, dataclass, fields
+from typing import Any
 
 from ..instant import RISE_CAP
 from ..promotion import ROOM
@@ -31,6 +32,8 @@ STEPS = (1.0, 0.7, 0.4)
 # If the replies lose more than this share of the variety of the original model's replies, the loop tries a
 # smaller s. The loss is about proportional to s, so this share divided by the loss gives the smaller s.
 VARIETY_LOSS = 0.04
+NEXT_GROWTH = 1.25  # the maximum factor from the s of one step to the s of the next step, up and down
+USED = "used"  # the name of the measurements of the style in use in a step's report
 CLOSE_SHARE = 0.95  # a share that is not below this part of the measured one is not tried
 
 
@@ -64,6 +67,41 @@ class MeasuredBase:
 
 
 @dataclass(frozen=True)
+class UsedStyle:
+    """The measurements of the style in use. The next step begins near this style, so that one whole
+    measurement is usually enough.
+
+    predicted: the KL that the style basis predicted (`StyleBasis.kl`), nats per token
+    kl: the measured KL, nats per token
+    rise: the measured rise of the mean negative log-likelihood of prose, nats per token
+    loss: the share of the variety that replies lost
+    """
+
+    predicted: float
+    kl: float
+    rise: float
+    loss: float
+
+    @classmethod
+    def of_report(cls, report: Mapping[str, Any]) -> "UsedStyle | None":
+        """Return the style of a step's report; None if the report has none, or one that cannot be used."""
+        try:
+            found = cls(**{field.name: float(report[USED][field.name]) for field in fields(cls)})
+        except (KeyError, TypeError, ValueError):
+            return None
+        return found if found.predicted > 0 and all(map(math.isfinite, astuple(found))) else None
+
+    def next_prediction(self, kl: float) -> float:
+        """Return the KL that the basis must predict for the next style, nats per token. kl: the limit of the
+        measured KL, nats per token"""
+        limits = (kl, self.kl), (RISE, self.rise)
+        room = math.sqrt(min(limit / value if value > 0 else math.inf for limit, value in limits))
+        if self.loss > 0:
+            room = min(room, VARIETY_LOSS / self.loss)
+        return float(self.predicted * min(max(AIM * room, 1 / NEXT_GROWTH), NEXT_GROWTH) ** 2)
+
+
+@dataclass(frozen=True)
 class ScaleSearch:
     """A search for the scale s.
 
@@ -76,21 +114,22 @@ class ScaleSearch:
     measure_kl: Callable[[float], float]
     wanted: float
 
-    def run(self, first: float, note: Callable[[int], None]) -> MeasuredBase | None:
+    def run(self, first: float, note: Callable[[int], None], is_near: bool = False) -> MeasuredBase | None:
         """Return the measured base LoRA with the largest measured s within the limits; None if each measured
         s exceeds a limit.
 
         first: the first s to measure. note: a function that gets the number of measurements that ended
+        is_near: True if `first` is near the largest s; the first measured s within the limits is then enough
         """
         found, least, refused = None, math.inf, 0
-        scale = self._scale_at(AIM * self.wanted, first)
+        scale = first if is_near else self._scale_at(AIM * self.wanted, first)
         for measured in range(TRIES):
             note(measured)
             now = self.measure(scale)
             room = now.room(self.wanted)
             if room >= 1:
                 found = now
-                if room < 1 / CLOSE_ENOUGH or scale / CLOSE_ENOUGH > least:
+                if is_near or room < 1 / CLOSE_ENOUGH or scale / CLOSE_ENOUGH > least:
                     break
             else:
                 least, refused = scale, refused + 1
