@@ -17,6 +17,7 @@ from ruvmlx.sona.optional import style_bank, style_file, style_loop, style_scale
 from ruvmlx.sona.optional.style_basis import MODULE, RANK, StyleBasis, sum_of_bases, trained_part
 from ruvmlx.sona.optional.style_choice import DOUBT
 from ruvmlx.sona.optional.style_file import StyleFiles
+from ruvmlx.sona.optional.style_scale import NEXT_GROWTH
 from ruvmlx.sona.slow_loops import AUTO, STYLE, TRAINING, loop_of_setting
 from ruvmlx.sona.taste import TasteModel
 from ruvmlx.sona.taste_fit import M
@@ -103,6 +104,19 @@ def test_the_same_ratings_give_the_same_base(rated_runtime):
     assert rated_runtime.backend.lora is None
     assert rated_runtime.learning.consolidate()["promoted"]
     assert rated_runtime.learner.base.to_bytes() == first
+
+
+def test_the_next_step_begins_near_the_style_in_use(rated_runtime, monkeypatch):
+    """So it measures one base as a whole, and searches no KL. The report that the store keeps says where."""
+    first = rated_runtime.learning.consolidate()
+    assert first["promoted"] and rated_runtime.status().last.report["used"] == first["used"]
+    for i in range(12, 12 + STYLE_DUE):
+        rate(rated_runtime, i)
+    counts = count_measurements(rated_runtime.learner, monkeypatch)
+    second = rated_runtime.learning.consolidate()
+    assert second["promoted"] and counts == {"probe": 1, "replies": 2}
+    growth = (second["used"]["predicted"] / first["used"]["predicted"]) ** 0.5
+    assert growth * 1.0001 >= 1 / NEXT_GROWTH and growth <= NEXT_GROWTH * 1.0001
 
 
 def test_undo_gives_back_the_base_before(rated_runtime):
