@@ -8,10 +8,18 @@ import numpy as np
 
 from ..backends.base import Backend, HeadAdapter, KVCache, Step, decode_coarse
 from ..engine.session import common_prefix
+from ..kernels.draw import TokenDrawing
 from ..models.config.model import Message, Model, Tokenizer
 from ..models.text import thinking
 from ..pausing import Pause
-from ..sampling import LogitChanges, Sampling, choose_token, recommended_options, token_weights
+from ..sampling import (
+    LogitChanges,
+    Sampling,
+    choose_token,
+    is_drawn_in_c,
+    recommended_options,
+    token_weights,
+)
 
 TEMPERATURE = 0.7
 
@@ -94,6 +102,8 @@ def sampled_replies(
     """
     last, ids = [one.last for one in begun], [list[int]() for _ in begun]
     changes = [LogitChanges(sampling) for _ in begun] if sampling.changes_logits else []
+    s, in_c = sampling, note is None and is_drawn_in_c(sampling)
+    draw = TokenDrawing(s.temperature, s.top_p, s.min_p, s.top_k) if in_c else None
     going, ended = list(range(len(begun))), [False] * len(begun)
     while going:
         pause()
@@ -101,8 +111,12 @@ def sampled_replies(
             logits = last[i].logits
             if changes:
                 changes[i].restrict(logits := logits.copy())
-            candidates, weights = token_weights(logits, sampling)
-            token = choose_token(candidates, weights, generators[i].random())
+            u = generators[i].random()
+            if draw is not None:
+                token = draw(logits, u)
+            else:
+                candidates, weights = token_weights(logits, sampling)
+                token = choose_token(candidates, weights, u)
             if changes:
                 changes[i].take(token)
             if note is not None:

@@ -37,6 +37,11 @@ def test_each_token_is_drawn_after_penalty_and_filter(tiny, penalty, top_p):
         backend, tiny.tokenizer, begun, [np.random.default_rng(5)], 37, sampling,
         lambda: None, note=lambda i, token, ids, p, hidden: seen.append((token, ids, p, hidden)),
     )  # fmt: skip
+    begun = [BegunReply.of(backend, prompt, lambda: None)]
+    drawn_in_c = sampled_replies(
+        backend, tiny.tokenizer, begun, [np.random.default_rng(5)], 37, sampling, lambda: None
+    )
+    assert drawn_in_c == [(ids, ended)]
     rng, told = np.random.default_rng(5), [token for token, *_ in seen]
     assert told[: len(ids)] == ids and len(told) == len(ids) + ended
     for at, (token, candidates, p, hidden) in enumerate(seen):
