@@ -237,25 +237,6 @@ class Drafting(Protocol):
         """Add the first drafted token that is not yet accepted to the tokens of the cache."""
 
 
-@runtime_checkable
-class CoarseDecoding(Protocol):
-    """A backend that can append tokens in less time and less exactly, for replies that no user sees."""
-
-    def decode_coarse(
-        self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
-    ) -> list[Step]:
-        """Append one token to each of B >= 1 different caches, as Backend.decode_batch describes. The results
-        are as exact as the results of `prefill`."""
-
-
-def decode_coarse(
-    backend: Backend, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
-) -> list[Step]:
-    """Append one token to each cache in the fastest way that the backend has. The steps may be less exact."""
-    decode = backend.decode_coarse if isinstance(backend, CoarseDecoding) else backend.decode_batch
-    return decode(tokens, caches, adapter)
-
-
 class TokenStream(Protocol):
     """A stream of one reply's tokens. Call `prefill` with the prompt, then `read` for each token of the
     reply, then `close`."""

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..backends.base import Backend, HeadAdapter, KVCache, Step, decode_coarse
+from ..backends.base import Backend, HeadAdapter, KVCache, Step
+from ..backends.coarse import decode_coarse
 from ..engine.session import common_prefix
 from ..kernels.draw import TokenDrawing
 from ..models.config.model import Message, Model, Tokenizer

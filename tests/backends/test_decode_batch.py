@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from ruvmlx.backends.base import decode_coarse
+from ruvmlx.backends.coarse import decode_coarse
 from ruvmlx.backends.mlx.backend import MLXBackend
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend

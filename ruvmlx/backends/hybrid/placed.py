@@ -9,7 +9,8 @@ from ...errors import SideFailed
 from ...kv.policy import TierPolicy
 from ...kv.pool import PagePool
 from ...lora.base_lora import BaseLoRA
-from ..base import Adapters, HeadAdapter, KVCache, Step, decode_coarse
+from ..base import Adapters, HeadAdapter, KVCache, Step
+from ..coarse import decode_coarse
 from .placement import Placement
 from .side import DECODE, HEAD, NO_FUNCTION, READ, CallerFunction, Side, SideCall
 
