@@ -29,7 +29,7 @@ from .unshown import UnshownReplies
 
 MINIMUM = 10  # the minimum number of ratings and preferences for a run of the background or style loop
 DUE = 16  # the number of new ratings after which the background loop starts
-STYLE_DUE = 8  # the number of new ratings after which the style loop starts
+STYLE_DUE = 10  # the number of new ratings after which the style loop starts
 NewRating = tuple[str, str, str, float]  # (reply id, rating, note, weight)
 ATTEMPTS = 4  # the maximum number of times that a slow loop tries to commit, if ratings arrive meanwhile
 
