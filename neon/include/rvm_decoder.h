@@ -103,8 +103,8 @@ RVM_API int rvm_decoder_layers(rvm_decoder *d, const rvm_page *pages, size_t off
 /* Append one token to each of n different sequences (1 to max_tokens). Row i of hidden [n, hidden_size] and of logits
  * [n, vocab_size] belongs to sequence i. The call reads the weights once for all n sequences. With quantised weights,
  * the bits of a row of the results do not depend on the other sequences. A call that fails does not change the first
- * `offset` tokens of any sequence. coarse: 1: the activations for quantised matrices have 8 bits, so that a call with
- * many sequences takes about half of the time. */
+ * `offset` tokens of any sequence. If coarse is 1, the activations for quantised matrices have 8 bits,
+ * and a call with many sequences takes about two thirds of the time. */
 RVM_API int rvm_decoder_step(rvm_decoder *d, const rvm_row *rows, size_t n, int coarse, float *hidden, float *logits,
                              const int *cancel);
 

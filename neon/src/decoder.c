@@ -97,7 +97,7 @@ static int layer_phases(stage *s) {
 
 static void forward(pool_worker *w, void *ctx) {
     call *c = ctx;
-    stage s = {c, w, 0, 0, c->n, c->bits != BITS_16};
+    stage s = {c, w, 0, 0, c->n, c->bits != BITS_CONFIGURED};
     embed_phase(&s);
     tock(&s, RVM_PART_EMBED);
     for (; s.layer < c->d->config.n_layers; s.layer++)
@@ -169,7 +169,7 @@ static int append(rvm_decoder *d, const rvm_page *pages, size_t offset, const in
 
 int rvm_decoder_forward(rvm_decoder *d, const rvm_page *pages, size_t offset, const int32_t *tokens, size_t n,
                         size_t outputs, float *hidden, float *logits, const int *cancel) {
-    return append(d, pages, offset, tokens, n, outputs, BITS_16, hidden, logits, cancel);
+    return append(d, pages, offset, tokens, n, outputs, BITS_CONFIGURED, hidden, logits, cancel);
 }
 
 int rvm_decoder_prefill(rvm_decoder *d, const rvm_page *pages, size_t offset, const int32_t *tokens, size_t n,
@@ -182,7 +182,7 @@ int rvm_decoder_prefill(rvm_decoder *d, const rvm_page *pages, size_t offset, co
 int rvm_decoder_step(rvm_decoder *d, const rvm_row *rows, size_t n, int coarse, float *hidden, float *logits,
                      const int *cancel) {
     if (!d || !rows || n == 0 || n > d->config.max_tokens) return RVM_BAD_ARGUMENT;
-    const activation_bits bits = coarse ? BITS_8 : BITS_16;
+    const activation_bits bits = coarse ? BITS_8 : BITS_CONFIGURED;
     if (n == 1) return append(d, rows->pages, rows->offset, &rows->token, 1, 1, bits, hidden, logits, cancel);
     for (size_t i = 0; i < n; i++)
         if (!rows[i].pages || !is_known(d, rows[i].token) || !pages_fit(d, rows[i].pages, rows[i].offset, 1))

@@ -90,11 +90,11 @@ struct rvm_decoder {
 };
 
 /* The bits of the activations for quantised weights in one call.
- *   BITS_16: those of the decoder's configuration
+ *   BITS_CONFIGURED: those of the decoder's configuration
  *   BITS_8_TO_LAST_VALUES: 8 as far as the attention of the last layer, for a prompt. A prompt needs less precision than
  *       the tokens of a reply (tests/research/prompt_bits.py).
  *   BITS_8: 8 in the whole call */
-typedef enum { BITS_16, BITS_8_TO_LAST_VALUES, BITS_8 } activation_bits;
+typedef enum { BITS_CONFIGURED, BITS_8_TO_LAST_VALUES, BITS_8 } activation_bits;
 
 /* One call: consecutive tokens of one sequence, or rows (one token of each of several sequences). Every thread except
  * the caller's has its own copy of this struct. The copy has all values that decide the order of the phases, because

@@ -15,7 +15,7 @@ class CoarseDecoding(Protocol):
         self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
     ) -> list[Step]:
         """Append one token to each of B >= 1 different caches, as Backend.decode_batch describes. The results
-        are as exact as the results of `prefill`."""
+        are less exact than the results of `decode_batch`."""
 
 
 def decode_coarse(

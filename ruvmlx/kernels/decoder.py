@@ -280,7 +280,7 @@ class Decoder:
         when a logit is NaN or infinite.
 
         coarse: True: the activations for quantised weights have 8 bits, as in most of a prompt. A step with
-            many sequences then takes about half of the time.
+            many sequences then takes about two thirds of the time.
         """
         n, shape = len(tokens), self.shape
         rows = np.zeros(n, ROW)

@@ -120,7 +120,7 @@ class FaultBaseline:
     def sample(self, model: Model, backend: Backend, pause: Pause) -> list[SampledReply]:
         """Return the replies. The backend has the same base LoRA before and after the call."""
         prompts = [question_prompt(model.tokenizer, question) for question in questions()]
-        about = json.dumps([prompts, MAX_REPLY_TOKENS, asdict(sampling_of(model))])
+        about = json.dumps([prompts, MAX_REPLY_TOKENS, asdict(sampling_of(model)), "coarse"])
         try:
             known = json.loads(self._store.checkpoints.measurement(self._fingerprint, _NAME) or b"{}")
             if known.get("about") == about:

@@ -96,7 +96,8 @@ def sampled_replies(
     """Sample one reply of at most `longest` tokens to each prompt in `begun`, and return the replies.
 
     generators: for each reply, the generator that draws its tokens; replies can share a generator. On the
-        native backend, the replies of one generator do not depend on the other replies.
+        native backend with quantised weights, the replies of one generator do not depend on the other
+        replies.
     sampling: how tokens are drawn; its seed does not count
     pause: a function that is called before each step of the batch; it can raise an exception to stop
     note: a function that gets each token; None to pass the tokens to no function

@@ -8,7 +8,6 @@ explanations is true. The original model writes these replies in idle time. Only
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 
 import numpy as np
 
@@ -47,19 +46,18 @@ class UnshownReplies:
     def complete(self, model: Model, backend: Backend, rated: Sequence[str], pause: Pause) -> int:
         """Let the model write unshown replies for the rated replies that have none, and store their measures.
         Prompts that were deleted, or that are longer than MAX_PROMPT_TOKENS, are left out. Replies whose
-        unshown replies would be thoughts are left out, too. Return the number
-        of rated replies for which unshown replies were written now. A small model needs about a second for
-        each rated reply, so call this function in idle time. Only the backend's thread can call this
-        function.
+        unshown replies would be thoughts are left out, too. Return the number of rated replies for which
+        unshown replies were written now. A small model needs about half a second for each rated reply, so
+        call this function in idle time. Only the backend's thread can call this function.
 
         rated: the ids of the rated replies
         pause: a function that can raise an exception to stop; the finished part is stored
         """
         replies, done = self._store.replies, 0
         found = {id_: rows for id_, rows in self.load().items() if replies.tokens(id_)}
-        saved, prompts = 0, self._prompts(model, [id_ for id_ in rated if id_ not in found])
+        saved, groups = 0, self._groups(model, [id_ for id_ in rated if id_ not in found])
         try:
-            while some := dict(islice(prompts, TOGETHER)):
+            for some in groups:
                 measured = _measure(model, backend, [*some.values()], pause)
                 new = {id_: rows for id_, rows in zip(some, measured, strict=True) if rows is not None}
                 found |= new
@@ -72,12 +70,22 @@ class UnshownReplies:
                 self._save(found)
         return done
 
-    def _prompts(self, model: Model, rated: Sequence[str]) -> Iterator[tuple[str, list[int]]]:
-        """Yield (id of a rated reply, its prompt) for each prompt to which unshown replies can be written."""
+    def _groups(self, model: Model, rated: Sequence[str]) -> Iterator[dict[str, list[int]]]:
+        """Yield groups {id of a rated reply: its prompt} of the prompts to which unshown replies can be
+        written. A group has at most TOGETHER prompts, which together have at most MAX_PROMPT_TOKENS tokens.
+        So a group takes little memory, and a stop loses little work."""
+        group: dict[str, list[int]] = {}
         for id_ in rated:
             prompt = self._prompt(id_)
-            if 0 < len(prompt) <= MAX_PROMPT_TOKENS and not thinking.opened_by(model.tokenizer, prompt):
-                yield id_, prompt
+            if not 0 < len(prompt) <= MAX_PROMPT_TOKENS or thinking.opened_by(model.tokenizer, prompt):
+                continue
+            tokens = sum(map(len, group.values())) + len(prompt)
+            if group and (len(group) == TOGETHER or tokens > MAX_PROMPT_TOKENS):
+                yield group
+                group = {}
+            group[id_] = prompt
+        if group:
+            yield group
 
     def _prompt(self, reply_id: str) -> list[int]:
         """Return the tokens of a reply's prompt and thought; [] if another process has deleted the reply."""

@@ -119,6 +119,28 @@ def test_the_next_step_begins_near_the_style_in_use(rated_runtime, monkeypatch):
     assert growth * 1.0001 >= 1 / NEXT_GROWTH and growth <= NEXT_GROWTH * 1.0001
 
 
+def test_a_style_that_was_taken_back_is_no_start(rated_runtime, monkeypatch):
+    """The next style is searched as the first one, and the model without a style loses no columns."""
+    assert rated_runtime.learning.consolidate()["promoted"]
+    for refused in (True, False):
+        monkeypatch.setattr(TasteModel, "predict_gain", lambda *_, no=refused: (-1.0 if no else 1.0, 0.0))
+        counts = count_measurements(rated_runtime.learner, monkeypatch)
+        report = rated_runtime.learning.consolidate()
+        assert ("used" in report) != refused and (counts["KL"] > 0) != refused
+        assert bool(rated_runtime.learner.base.pairs) != refused
+
+
+def test_a_trained_base_stays_whole_after_styles_were_refused(rated_runtime, monkeypatch):
+    trained = promote_trained_base(rated_runtime)
+    assert rated_runtime.learning.consolidate()["promoted"]
+    monkeypatch.setattr(TasteModel, "predict_gain", lambda *_: (-1.0, 0.0))
+    for _ in range(2):
+        rated_runtime.learning.consolidate()
+        assert {place: a.shape for place, (a, _) in rated_runtime.learner.base.pairs.items()} == {
+            place: a.shape for place, (a, _) in trained.pairs.items()
+        }
+
+
 def test_undo_gives_back_the_base_before(rated_runtime):
     assert rated_runtime.learning.consolidate()["promoted"]
     first = rated_runtime.learner.base.to_bytes()

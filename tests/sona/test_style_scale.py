@@ -8,6 +8,7 @@ import pytest
 from ruvmlx.sona.optional.style_scale import (
     AIM,
     CLOSE_ENOUGH,
+    FAR,
     NEXT_GROWTH,
     RISE,
     TRIES,
@@ -26,7 +27,7 @@ def measurement(scale: float, kl: float, rise: float = 0.0) -> MeasuredBase:
     return MeasuredBase(scale, SimpleNamespace(probe=SimpleNamespace(floor=kl, rise=rise)))
 
 
-def search(kl, measured_kl, rise=lambda s: 0.0, first=1.0, is_near=False):
+def search(kl, measured_kl, rise=lambda s: 0.0, first=1.0, enough=None):
     """Return (the found scale or None, the measured scales)."""
     scales = []
 
@@ -34,7 +35,7 @@ def search(kl, measured_kl, rise=lambda s: 0.0, first=1.0, is_near=False):
         scales.append(scale)
         return measurement(scale, kl(scale), rise(scale))
 
-    found = ScaleSearch(measure, measured_kl, WANTED).run(first, lambda done: None, is_near)
+    found = ScaleSearch(measure, measured_kl, WANTED).run(first, lambda done: None, enough)
     return found and found.scale, scales
 
 
@@ -100,14 +101,14 @@ def test_a_smaller_share_follows_faults_and_the_lost_variety(share, is_worse, lo
     assert smaller_share(share, is_worse, loss) == pytest.approx(smaller)
 
 
-@pytest.mark.parametrize("first, measured", [(3.0, 1), (5.0, 1), (7.0, 2)])
+@pytest.mark.parametrize("first, measured", [(1.0, 2), (3.5, 1), (5.0, 1), (7.0, 2)])
 def test_near_the_style_in_use_one_measurement_is_enough(first, measured):
-    """The largest s is 6.3. A first s that is too small is not enlarged: the next step enlarges it."""
+    """The largest s is 6.3. Only a first s that is far too small is enlarged: else the next step does it."""
 
     def kl(s):
         return 0.001 * s**2
 
-    found, scales = search(kl, pytest.fail, first=first, is_near=True)
+    found, scales = search(kl, pytest.fail, first=first, enough=2.0)
     assert len(scales) == measured and kl(found) <= WANTED
     assert measured == 2 or found == first
 
@@ -117,22 +118,36 @@ def test_near_the_style_in_use_one_measurement_is_enough(first, measured):
     [
         (WANTED, 0.0, 0.0, AIM),
         (WANTED / 1.44, 0.0, 0.0, 1.2 * AIM),
-        (WANTED / 100, -0.001, -0.02, NEXT_GROWTH),
+        (WANTED / 4, -0.001, -0.02, NEXT_GROWTH),
         (WANTED / 100, RISE, 0.0, AIM),
         (WANTED / 100, 0.0, VARIETY_LOSS, AIM),
-        (WANTED / 100, 0.0, 2 * VARIETY_LOSS, 1 / NEXT_GROWTH),
-        (100 * WANTED, 0.0, 0.0, 1 / NEXT_GROWTH),
+        (WANTED / 100, 0.0, 1.6 * VARIETY_LOSS, 1 / NEXT_GROWTH),
+        (3 * WANTED, 0.0, 0.0, 1 / NEXT_GROWTH),
     ],
 )
 def test_the_next_style_is_near_the_style_in_use(kl, rise, loss, factor):
     """The narrowest of the limits of KL, prose and variety decides. The predicted KL is a parabola of s."""
-    assert UsedStyle(0.05, kl, rise, loss).next_prediction(WANTED) == pytest.approx(0.05 * factor**2)
+    prediction, enough = UsedStyle(0.05, kl, rise, loss).next_start(WANTED)
+    assert prediction == pytest.approx(0.05 * factor**2)
+    assert enough == pytest.approx(max(FAR, FAR * min(WANTED / kl, RISE / max(rise, 1e-9)) ** 0.5 / factor))
+
+
+@pytest.mark.parametrize(("kl", "loss"), [(WANTED / 9, 0.0), (9 * WANTED, 0.0), (WANTED, 3 * VARIETY_LOSS)])
+def test_a_style_that_must_be_far_from_the_style_in_use_is_searched(kl, loss):
+    """After a search that found a small style, growing by a quarter for each step would take ten steps."""
+    assert UsedStyle(0.05, kl, 0.0, loss).next_start(WANTED) is None
 
 
 def test_a_report_without_a_style_in_use_is_no_start():
     style = UsedStyle(0.05, 0.04, 0.001, 0.02)
     assert UsedStyle.of_report({USED: asdict(style)}) == style
-    damaged = [{"kl": 1.0}, None, asdict(style) | {"kl": "x"}, asdict(style) | {"predicted": 0.0}]
-    damaged.append(asdict(style) | {"rise": float("nan")})
+    changes = {"kl": "x"}, {"predicted": 0.0}, {"kl": 10**400}, {"rise": float("nan")}
+    damaged = [{"kl": 1.0}, None, *(asdict(style) | change for change in changes)]
     assert UsedStyle.of_report({}) is None
     assert all(UsedStyle.of_report({USED: one}) is None for one in damaged)
+
+
+def test_a_style_that_had_to_be_smaller_does_not_grow():
+    found = measurement(2.0, WANTED / 3)
+    assert UsedStyle.of(0.05, found, 0.01, 1.0).next_start(WANTED)[0] > 0.05
+    assert UsedStyle.of(0.05, found, 0.01, 0.7).next_start(WANTED)[0] < 0.05

@@ -106,8 +106,8 @@ class NativeBackend:
         progress: Callable[[int], None] | None = None,
     ) -> Step:
         """Append tokens [T]; return the Step after the last token. Only the last token goes through the
-        output head. For quantised weights, the activations have 8 bits here, and 16 bits in the other
-        methods.
+        output head. For quantised weights, the activations have 8 bits here and in `decode_coarse`,
+        and 16 bits in the other methods.
 
         While a long chunk runs, the backend also calls `progress` every POLL_SECONDS, with the number of
         tokens of the earlier chunks.

@@ -206,21 +206,21 @@ class StyleLoop:
         if choice.confidence == 0 or agreed < -DISAGREEMENT:
             return self._without_style("your ratings do not agree on a style yet", facts, pause)
         progress(0, PARTS, math.nan)
-        used = UsedStyle.of_report(learner.history.base_report(parent.base)) if parent.base else None
-        found = self._within_limits(basis, choice, used, progress, pause)
+        start_near = self._start_near(choice)
+        found = self._within_limits(basis, choice, start_near, progress, pause)
         if found is None:
             return self._refuse("no change along the style basis stays within the limits", facts)
-        tested = self._shrunk(basis, choice, found, used is not None, progress, pause)
+        tested = self._shrunk(basis, choice, found, start_near is not None, progress, pause)
         found, styled = tested.found, tested.candidate
         if tested.share < 1 and not tested.refusal:
             found = self._at(basis, choice, found.scale, pause)
             styled = replace(styled, ground=found.ground, update=self._update(found.ground.probe))
-        predicted = found.scale**2 * basis.kl(choice.coefficients)
         facts |= {"ppl_change": math.expm1(found.rise), "scale": found.scale, "share": tested.share}
         facts |= {"gain": tested.gain, "gain_deviation": tested.doubt}
-        facts[USED] = asdict(UsedStyle(predicted, found.kl, found.rise, tested.loss))
         if tested.refusal:
             return self._without_style(tested.refusal, facts, pause)
+        predicted = found.scale**2 * basis.kl(choice.coefficients)
+        facts[USED] = asdict(UsedStyle.of(predicted, found, tested.loss, tested.share))
         reason = f"a style from your {learner.taste.model.ratings} ratings"
         return self._promote(parent.version, styled, facts, reason)
 
@@ -230,7 +230,7 @@ class StyleLoop:
     ) -> "_Tested":  # fmt: skip
         """Test the style at shares of the largest scale, each smaller than the one before, until there is no
         next share. Return the result of the smallest share that passed; if none passed, the last result.
-        is_near: True if the next step corrects a loss of variety that is no fault"""
+        is_near: True to leave a loss of variety below the limit of faults to the next step"""
         plain, share, good = self._plain(pause), STEPS[0], None
         for tried in range(len(STEPS) + 1):
             progress(TRIES + 1 + tried, PARTS, math.nan)
@@ -251,7 +251,8 @@ class StyleLoop:
         """Remove the style of earlier ratings if there is one."""
         if not self._has_style:
             return self._refuse(reason, facts)
-        return self._promote(self._learner.version, self._plain(pause), facts, reason)
+        plain = self._plain(pause)
+        return self._promote(self._learner.version, plain, facts | {"has_style": False}, reason)
 
     def _plain(self, pause: Pause) -> "_Candidate":
         """Test the model without a style, and return the result."""
@@ -285,20 +286,33 @@ class StyleLoop:
         return instant.rescale_to_caps(micro, probe, self._learner.taste_push.compute(micro, probe))
 
     def _within_limits(
-        self, basis: StyleBasis, choice: StyleChoice, used: UsedStyle | None, progress: Progress, pause: Pause
-    ) -> MeasuredBase | None:
-        """Search the largest scale s within the limits of KL and perplexity, near the style in use (`used`).
-        Return the measured base LoRA with this scale. Return None if the search finds no scale."""
-        whole = KL * choice.confidence  # less the KL of end-of-reply tokens: these end replies best
-        wanted = max(whole / 4, whole - self._end_kl)
+        self, basis: StyleBasis, choice: StyleChoice, start_near: tuple[float, float] | None,
+        progress: Progress, pause: Pause,
+    ) -> MeasuredBase | None:  # fmt: skip
+        """Search the largest scale s within the limits of KL and perplexity. Return the measured base LoRA
+        with this scale. Return None if the search finds no scale. start_near: as in `_start_near`"""
+        wanted = self._wanted_kl(choice)
         search = ScaleSearch(
             lambda scale: self._at(basis, choice, scale, pause),
             lambda scale: self._measure_kl(basis, choice, scale, pause),
             wanted,
         )
-        prediction = used.next_prediction(wanted) if used else UNDERSHOOT**2 * wanted
+        prediction, enough = start_near or (UNDERSHOOT**2 * wanted, None)
         first = math.sqrt(prediction / max(basis.kl(choice.coefficients), 1e-12))
-        return search.run(first, lambda measured: progress(1 + measured, PARTS, math.nan), used is not None)
+        return search.run(first, lambda measured: progress(1 + measured, PARTS, math.nan), enough)
+
+    def _wanted_kl(self, choice: StyleChoice) -> float:
+        """Return the limit of the base's KL, nats per token: the KL for this confidence, less the KL of
+        end-of-reply tokens, because these end replies best."""
+        whole = KL * choice.confidence
+        return max(whole / 4, whole - self._end_kl)
+
+    def _start_near(self, choice: StyleChoice) -> tuple[float, float] | None:
+        """Return where the search begins near the style in use (`UsedStyle.next_start`). Return None if no
+        style is in use, or if the next style must be far from it."""
+        base = self._learner.state.base
+        used = UsedStyle.of_report(self._learner.history.base_report(base)) if base else None
+        return used.next_start(self._wanted_kl(choice)) if used else None
 
     @property
     def _end_kl(self) -> float:
@@ -335,13 +349,16 @@ class StyleLoop:
     @property
     def _has_style(self) -> bool:
         base = self._learner.state.base
-        return base != 0 and self._learner.history.base_report(base).get("loop") == NAME
+        report = self._learner.history.base_report(base) if base else {}
+        return report.get("loop") == NAME and bool(report.get("has_style", True))
 
     @property
     def _trained_base(self) -> BaseLoRA | None:
         """Return the base LoRA in use without the style of earlier ratings; None if nothing remains."""
         base = self._learner.base
-        return trained_part(base) if base is not None and self._has_style else base
+        if base is not None and self._has_style:
+            return trained_part(base)
+        return base if base is not None and base.pairs else None
 
     # -- faults --------------------------------------------------------------------------------------
 

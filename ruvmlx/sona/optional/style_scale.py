@@ -32,7 +32,11 @@ STEPS = (1.0, 0.7, 0.4)
 # If the replies lose more than this share of the variety of the original model's replies, the loop tries a
 # smaller s. The loss is about proportional to s, so this share divided by the loss gives the smaller s.
 VARIETY_LOSS = 0.04
-NEXT_GROWTH = 1.25  # the maximum factor from the s of one step to the s of the next step, up and down
+# With the same coefficients, this is the maximum factor from one step's s to the next, up and down.
+NEXT_GROWTH = 1.25
+# If the limits and the variety ask for a larger factor from the last step's s, up or down, the search is as in
+# a first step. The search also goes on if a measured s leaves FAR times the room that was expected.
+FAR = 2.0
 USED = "used"  # the name of the measurements of the style in use in a step's report
 CLOSE_SHARE = 0.95  # a share that is not below this part of the measured one is not tried
 
@@ -83,22 +87,31 @@ class UsedStyle:
     loss: float
 
     @classmethod
+    def of(cls, predicted: float, found: MeasuredBase, loss: float, share: float) -> "UsedStyle":
+        """Return the style that a step uses. If the step had to make the style smaller (share < 1), the loss
+        is at least VARIETY_LOSS, so that the next step does not make the style larger."""
+        return cls(predicted, found.kl, found.rise, loss if share == 1 else max(loss, VARIETY_LOSS))
+
+    @classmethod
     def of_report(cls, report: Mapping[str, Any]) -> "UsedStyle | None":
         """Return the style of a step's report; None if the report has none, or one that cannot be used."""
         try:
             found = cls(**{field.name: float(report[USED][field.name]) for field in fields(cls)})
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             return None
         return found if found.predicted > 0 and all(map(math.isfinite, astuple(found))) else None
 
-    def next_prediction(self, kl: float) -> float:
-        """Return the KL that the basis must predict for the next style, nats per token. kl: the limit of the
-        measured KL, nats per token"""
+    def next_start(self, kl: float) -> tuple[float, float] | None:
+        """Return where the next step begins: (the KL that the basis must predict for the first s, in nats per
+        token; the room up to which this s is large enough). Return None if the next style must be far from
+        this style. kl: the next step's limit of the measured KL, nats per token"""
         limits = (kl, self.kl), (RISE, self.rise)
         room = math.sqrt(min(limit / value if value > 0 else math.inf for limit, value in limits))
-        if self.loss > 0:
-            room = min(room, VARIETY_LOSS / self.loss)
-        return float(self.predicted * min(max(AIM * room, 1 / NEXT_GROWTH), NEXT_GROWTH) ** 2)
+        factor = AIM * min(room, VARIETY_LOSS / self.loss if self.loss > 0 else math.inf)
+        if not 1 / FAR <= factor <= FAR:
+            return None
+        factor = min(max(factor, 1 / NEXT_GROWTH), NEXT_GROWTH)
+        return self.predicted * factor**2, max(FAR, FAR * room / factor)
 
 
 @dataclass(frozen=True)
@@ -114,22 +127,25 @@ class ScaleSearch:
     measure_kl: Callable[[float], float]
     wanted: float
 
-    def run(self, first: float, note: Callable[[int], None], is_near: bool = False) -> MeasuredBase | None:
+    def run(
+        self, first: float, note: Callable[[int], None], enough: float | None = None
+    ) -> MeasuredBase | None:
         """Return the measured base LoRA with the largest measured s within the limits; None if each measured
         s exceeds a limit.
 
         first: the first s to measure. note: a function that gets the number of measurements that ended
-        is_near: True if `first` is near the largest s; the first measured s within the limits is then enough
+        enough: None, or the room up to which `first` is large enough. The search of the KL alone is then left
+            out.
         """
         found, least, refused = None, math.inf, 0
-        scale = first if is_near else self._scale_at(AIM * self.wanted, first)
+        scale = self._scale_at(AIM * self.wanted, first) if enough is None else first
         for measured in range(TRIES):
             note(measured)
             now = self.measure(scale)
             room = now.room(self.wanted)
             if room >= 1:
                 found = now
-                if is_near or room < 1 / CLOSE_ENOUGH or scale / CLOSE_ENOUGH > least:
+                if room < (enough or 1 / CLOSE_ENOUGH) or scale / CLOSE_ENOUGH > least:
                     break
             else:
                 least, refused = scale, refused + 1
