@@ -119,14 +119,14 @@ def test_the_next_step_begins_near_the_style_in_use(rated_runtime, monkeypatch):
     assert growth * 1.0001 >= 1 / NEXT_GROWTH and growth <= NEXT_GROWTH * 1.0001
 
 
-def test_a_style_that_was_taken_back_is_no_start(rated_runtime, monkeypatch):
-    """The next style is searched as the first one, and the model without a style loses no columns."""
-    assert rated_runtime.learning.consolidate()["promoted"]
+def test_a_refused_style_is_no_start(rated_runtime, monkeypatch):
+    """The next step begins near the last style that was used."""
+    used = rated_runtime.learning.consolidate()["used"]
     for refused in (True, False):
         monkeypatch.setattr(TasteModel, "predict_gain", lambda *_, no=refused: (-1.0 if no else 1.0, 0.0))
         counts = count_measurements(rated_runtime.learner, monkeypatch)
         report = rated_runtime.learning.consolidate()
-        assert ("used" in report) != refused and (counts["KL"] > 0) != refused
+        assert (report["used"] == used) == refused and counts["KL"] == 0
         assert bool(rated_runtime.learner.base.pairs) != refused
 
 

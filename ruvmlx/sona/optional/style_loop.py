@@ -206,7 +206,8 @@ class StyleLoop:
         if choice.confidence == 0 or agreed < -DISAGREEMENT:
             return self._without_style("your ratings do not agree on a style yet", facts, pause)
         progress(0, PARTS, math.nan)
-        start_near = self._start_near(choice)
+        used = self._last_used()
+        start_near = used.next_start(self._wanted_kl(choice)) if used else None
         found = self._within_limits(basis, choice, start_near, progress, pause)
         if found is None:
             return self._refuse("no change along the style basis stays within the limits", facts)
@@ -217,6 +218,7 @@ class StyleLoop:
             styled = replace(styled, ground=found.ground, update=self._update(found.ground.probe))
         facts |= {"ppl_change": math.expm1(found.rise), "scale": found.scale, "share": tested.share}
         facts |= {"gain": tested.gain, "gain_deviation": tested.doubt}
+        facts |= {USED: asdict(used)} if used else {}
         if tested.refusal:
             return self._without_style(tested.refusal, facts, pause)
         predicted = found.scale**2 * basis.kl(choice.coefficients)
@@ -290,7 +292,8 @@ class StyleLoop:
         progress: Progress, pause: Pause,
     ) -> MeasuredBase | None:  # fmt: skip
         """Search the largest scale s within the limits of KL and perplexity. Return the measured base LoRA
-        with this scale. Return None if the search finds no scale. start_near: as in `_start_near`"""
+        with this scale. Return None if the search finds no scale. start_near: a result of
+        `UsedStyle.next_start`"""
         wanted = self._wanted_kl(choice)
         search = ScaleSearch(
             lambda scale: self._at(basis, choice, scale, pause),
@@ -307,12 +310,10 @@ class StyleLoop:
         whole = KL * choice.confidence
         return max(whole / 4, whole - self._end_kl)
 
-    def _start_near(self, choice: StyleChoice) -> tuple[float, float] | None:
-        """Return where the search begins near the style in use (`UsedStyle.next_start`). Return None if no
-        style is in use, or if the next style must be far from it."""
+    def _last_used(self) -> UsedStyle | None:
+        """Return the measurements of the last style that was used, even if a later step took it back."""
         base = self._learner.state.base
-        used = UsedStyle.of_report(self._learner.history.base_report(base)) if base else None
-        return used.next_start(self._wanted_kl(choice)) if used else None
+        return UsedStyle.of_report(self._learner.history.base_report(base)) if base else None
 
     @property
     def _end_kl(self) -> float:

@@ -34,8 +34,8 @@ STEPS = (1.0, 0.7, 0.4)
 VARIETY_LOSS = 0.04
 # With the same coefficients, this is the maximum factor from one step's s to the next, up and down.
 NEXT_GROWTH = 1.25
-# If the limits and the variety ask for a larger factor from the last step's s, up or down, the search is as in
-# a first step. The search also goes on if a measured s leaves FAR times the room that was expected.
+# If the limits and the variety ask for a larger factor from the last step's s, up or down, the search is as
+# in a first step. The search also goes on if a measured s leaves FAR times the room that was expected.
 FAR = 2.0
 USED = "used"  # the name of the measurements of the style in use in a step's report
 CLOSE_SHARE = 0.95  # a share that is not below this part of the measured one is not tried
