@@ -11,6 +11,7 @@ from ruvmlx.sona.optional.style_scale import (
     FAR,
     NEXT_GROWTH,
     RISE,
+    STEPS,
     TRIES,
     USED,
     VARIETY_LOSS,
@@ -120,9 +121,11 @@ def test_near_the_style_in_use_one_measurement_is_enough(first, measured):
         (WANTED / 1.44, 0.0, 0.0, 1.2 * AIM),
         (WANTED / 4, -0.001, -0.02, NEXT_GROWTH),
         (WANTED / 100, RISE, 0.0, AIM),
-        (WANTED / 100, 0.0, VARIETY_LOSS, AIM),
-        (WANTED / 100, 0.0, 9 * VARIETY_LOSS, 1 / NEXT_GROWTH),
+        (WANTED / 2, 0.0, VARIETY_LOSS, AIM),
+        (WANTED / 2, 0.0, 9 * VARIETY_LOSS, 1 / NEXT_GROWTH),
         (99 * WANTED, 0.0, 0.0, 1 / NEXT_GROWTH),
+        (WANTED / 16, RISE / 2.5, 2 * VARIETY_LOSS, AIM * STEPS[-1] * 2.5),
+        (WANTED / 6.25, -0.001, 2 * VARIETY_LOSS, AIM * STEPS[-1] * 2.5),
     ],
 )
 def test_the_next_style_is_near_the_style_in_use(kl, rise, loss, factor):

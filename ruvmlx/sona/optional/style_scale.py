@@ -34,8 +34,8 @@ STEPS = (1.0, 0.7, 0.4)
 VARIETY_LOSS = 0.04
 # With the same coefficients, this is the maximum factor from one step's s to the next, up and down.
 NEXT_GROWTH = 1.25
-# If the limits and the variety allow a larger factor from the last step's s, the search is as in a first step.
-# The search also goes on if a measured s leaves FAR times the room that was expected.
+# If the limits and the variety allow a larger factor from the last step's s, the search is as in a first
+# step. The search also goes on if a measured s leaves FAR times the room that was expected.
 FAR = 2.0
 USED = "used"  # the name of the measurements of the style in use in a step's report
 CLOSE_SHARE = 0.95  # a share that is not below this part of the measured one is not tried
@@ -106,8 +106,12 @@ class UsedStyle:
         token; the room up to which this s is large enough). Return None if the next style can be far larger
         than this style. kl: the next step's limit of the measured KL, nats per token"""
         limits = (kl, self.kl), (RISE, self.rise)
-        room = math.sqrt(min(limit / value if value > 0 else math.inf for limit, value in limits))
-        factor = AIM * min(room, VARIETY_LOSS / self.loss if self.loss > 0 else math.inf)
+        of_kl, of_rise = (limit / value if value > 0 else math.inf for limit, value in limits)
+        room = math.sqrt(min(of_kl, of_rise))
+        # The pushes of the MicroLoRA lose variety, too. So a loss alone makes no style smaller than the
+        # smallest share of the largest s. The rise is about proportional to s.
+        least = STEPS[-1] * min(math.sqrt(of_kl), of_rise)
+        factor = AIM * min(room, max(VARIETY_LOSS / self.loss, least) if self.loss > 0 else math.inf)
         if factor > FAR:
             return None
         factor = min(max(factor, 1 / NEXT_GROWTH), NEXT_GROWTH)
