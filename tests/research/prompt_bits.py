@@ -1,4 +1,4 @@
-"""Measure how activations of 8 bits in a prompt change the replies of a model with quantised weights.
+"""Measure how activations of 8 bits change the predictions of a model with quantised weights.
 
     python -m tests.research.prompt_bits MODEL [--prompt 256] [--after 128]
 
@@ -6,6 +6,9 @@
 reads a prompt with 16 bits. The program reads the same prompt with both. Then `verify` reads the next tokens
 after both. The program prints KL(verify || prefill) in nats per token, and the negative log-likelihood of the
 text after both.
+
+`decode_coarse` writes replies that no user sees with 8 bits, too. The program appends the next tokens with
+`decode_batch` and with `decode_coarse`, and prints KL(decode_batch || decode_coarse).
 """
 
 import argparse
@@ -27,6 +30,14 @@ def log_probs(logits: np.ndarray) -> np.ndarray:
 def divergence(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     """Return the KL divergence [T] of q from p in nats. p, q: log-probabilities [T, V]"""
     return np.asarray((np.exp(p) * (p - q)).sum(axis=-1))
+
+
+def appended(backend: NativeBackend, prompt: list[int], after: list[int], method: str) -> np.ndarray:
+    """Append the tokens `after` [T] to a prompt one by one with a method of the backend. Return the logits
+    [T, V]."""
+    cache, append = backend.new_cache(), getattr(backend, method)
+    backend.prefill(prompt, cache)
+    return np.stack([append([token], [cache])[0].logits for token in after])
 
 
 def main() -> None:
@@ -53,6 +64,9 @@ def main() -> None:
         f"{len(after)} tokens after it: KL mean {kl.mean():.5f}, max {kl.max():.5f}; "
         f"nll {losses[0]:.4f} with 16 bits, {losses[1]:.4f} with 8 bits"
     )
+    fine, coarse = (log_probs(appended(backend, prompt, after, f)) for f in ("decode_batch", "decode_coarse"))
+    kl = divergence(fine, coarse)
+    print(f"{len(after)} tokens of a reply that no user sees: KL mean {kl.mean():.5f}, max {kl.max():.5f}")
 
 
 if __name__ == "__main__":
