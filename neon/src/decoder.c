@@ -177,7 +177,7 @@ int rvm_decoder_prefill(rvm_decoder *d, const rvm_page *pages, size_t offset, co
     return append(d, pages, offset, tokens, n, hidden || logits, BITS_8_TO_LAST_VALUES, hidden, logits, cancel);
 }
 
-/* A call with one row runs as a call for one sequence, because the phases for one token have fewer barriers (places where
+/* A call with one row runs as a call for one sequence. The phases for one token have fewer barriers (places where
    threads wait for each other). */
 int rvm_decoder_step(rvm_decoder *d, const rvm_row *rows, size_t n, int coarse, float *hidden, float *logits,
                      const int *cancel) {

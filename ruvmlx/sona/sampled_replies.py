@@ -57,8 +57,8 @@ class BegunReply:
 def begin_replies(
     backend: Backend, prompts: Sequence[list[int]], pause: Pause, adapter: HeadAdapter | None = None
 ) -> list[BegunReply]:
-    """Let the model read prompts, and return the beginning of a reply to each. The model reads the tokens
-    with which all prompts begin only once. The arguments are those of `BegunReply.of`."""
+    """Let the model read prompts, and return the beginning of a reply to each prompt. The model reads the
+    common beginning of the prompts only once. The arguments are those of `BegunReply.of`."""
     # The prefix that the first and the last prompt in sorted order share is a prefix of all prompts.
     shared = min(prompts)[: min(common_prefix(min(prompts), max(prompts)), min(map(len, prompts)) - 1)]
     if len(prompts) == 1 or not shared:

@@ -1,4 +1,4 @@
-"""Measure how activations of 8 bits change the predictions of a model with quantised weights.
+"""This study measures how activations of 8 bits change the predictions of a model with quantised weights.
 
     python -m tests.research.prompt_bits MODEL [--prompt 256] [--after 128]
 
@@ -32,7 +32,7 @@ def divergence(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     return np.asarray((np.exp(p) * (p - q)).sum(axis=-1))
 
 
-def appended(backend: NativeBackend, prompt: list[int], after: list[int], method: str) -> np.ndarray:
+def logits_after(backend: NativeBackend, prompt: list[int], after: list[int], method: str) -> np.ndarray:
     """Append the tokens `after` [T] to a prompt one by one with a method of the backend. Return the logits
     [T, V]."""
     cache, append = backend.new_cache(), getattr(backend, method)
@@ -64,7 +64,9 @@ def main() -> None:
         f"{len(after)} tokens after it: KL mean {kl.mean():.5f}, max {kl.max():.5f}; "
         f"nll {losses[0]:.4f} with 16 bits, {losses[1]:.4f} with 8 bits"
     )
-    fine, coarse = (log_probs(appended(backend, prompt, after, f)) for f in ("decode_batch", "decode_coarse"))
+    fine, coarse = (
+        log_probs(logits_after(backend, prompt, after, f)) for f in ("decode_batch", "decode_coarse")
+    )
     kl = divergence(fine, coarse)
     print(f"{len(after)} tokens of a reply that no user sees: KL mean {kl.mean():.5f}, max {kl.max():.5f}")
 

@@ -129,7 +129,8 @@ def test_near_the_style_in_use_one_measurement_is_enough(first, measured):
     ],
 )
 def test_the_next_style_is_near_the_style_in_use(kl, rise, loss, factor):
-    """The narrowest of the limits of KL, prose and variety decides. The predicted KL is a parabola of s."""
+    """The smallest room of the three limits (KL, prose, variety) gives the factor of s. The predicted KL is
+    proportional to s squared."""
     prediction, enough = UsedStyle(0.05, kl, rise, loss).next_start(WANTED)
     assert prediction == pytest.approx(0.05 * factor**2)
     assert enough == pytest.approx(max(FAR, FAR * min(WANTED / kl, RISE / max(rise, 1e-9)) ** 0.5 / factor))
@@ -137,7 +138,7 @@ def test_the_next_style_is_near_the_style_in_use(kl, rise, loss, factor):
 
 @pytest.mark.parametrize("loss", [0.0, VARIETY_LOSS / 3])
 def test_a_style_that_can_be_far_larger_than_the_style_in_use_is_searched(loss):
-    """After a search that found a small style, growing by a quarter for each step would take ten steps."""
+    """A style that grows by a quarter in each step would need ten steps to reach the limits."""
     assert UsedStyle(0.05, WANTED / 9, 0.0, loss).next_start(WANTED) is None
 
 
