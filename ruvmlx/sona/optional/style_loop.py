@@ -311,8 +311,8 @@ class StyleLoop:
         return max(whole / 4, whole - self._end_kl)
 
     def _last_used(self) -> UsedStyle | None:
-        """Return the measurements of the last style that a step used. A later step can have removed this style.
-        Return None if no style was used."""
+        """Return the measurements of the last style that a step used; None if no step used a style. A later
+        step can have removed this style."""
         base = self._learner.state.base
         return UsedStyle.of_report(self._learner.history.base_report(base)) if base else None
 
