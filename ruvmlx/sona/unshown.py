@@ -25,8 +25,8 @@ MAX_REPLY_TOKENS = 96  # the maximum number of tokens in a reply
 MAX_PROMPT_TOKENS = 2048  # no unshown replies to prompts with more tokens; these take too long to read
 # the maximum number of rated replies with stored measures; the newest rated replies are kept
 MAX_QUESTIONS = 1000
-# The number of questions whose unshown replies are written at the same time. The starter writes replies to 5
-# questions in half of the time that 5 single questions take (tests/research/style_cost.py).
+# This is the maximum number of questions whose unshown replies are written at the same time. A step for many
+# replies reads the weights once.
 TOGETHER = 5
 SAVE_AFTER = 2 * TOGETHER  # the number of questions from one save of the measures to the next
 
