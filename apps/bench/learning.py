@@ -271,7 +271,7 @@ def _taste() -> list[Row]:
     fit = [t / 1e3 for t in _time_calls(lambda i: TasteModel.fit(ratings), 50)]
     predict = [t / 8e3 for t in _time_calls(lambda i: fitted.predict(replies[i : i + 8]), 900)]
     read = [t / 1e3 for t in _time_calls(lambda i: taste_features.features_of("Why?", texts[i], True), 1000)]
-    size = statistics.mean(len(reply.to_bytes()) for reply in replies)
+    size = statistics.mean(len(reply.data) for reply in replies)
     note = f"{statistics.mean(len(text.split()) for text in texts):.0f} words; {size:.0f} bytes are stored"
     return [
         _median("taste: fitted to 1,000 ratings, median", fit, "ms", 20, "when asked, not at the key"),

@@ -96,7 +96,7 @@ class ReplyArchive:
         """Store a complete reply. others: the number of cores that other programs kept busy meanwhile"""
         route = run.request.route
         reply = self.row(run, learner, trace, response, **values)
-        teaching = reply_features(reply.prompt, reply.text, reply.finish_reason).to_bytes()
+        teaching = reply_features(reply.prompt, reply.text, reply.finish_reason).data
         text, calls = split_calls(self._model.tokenizer, run.request, reply.text)
         # The words of a tool's result must not change the weights, so a reply that calls a tool or reads a
         # tool's result is stored without features.

@@ -45,7 +45,7 @@ def edited_reply(tokenizer: Tokenizer, original: ReplyRow, answer: str) -> Reply
         logprob=None,
         latency_ratio=1.0,
         thought=len(thought),
-        features=reply_features(original.prompt, head + answer, "stop").to_bytes(),
+        features=reply_features(original.prompt, head + answer, "stop").data,
         beside=None,
         edited=original.id,
     )

@@ -67,13 +67,6 @@ class RatedFeatures:
     rating: str
     usual: np.ndarray | None = None
 
-    def features_from(self, share: float) -> ReplyFeatures:
-        """Return the reply's features after a subtraction: its measures minus `share` times the mean measures
-        of the unshown replies."""
-        if self.usual is None:
-            return self.features
-        return replace(self.features, measures=self.features.measures - np.float32(share) * self.usual)
-
 
 @dataclass(frozen=True, slots=True)
 class PreferredFeatures:
@@ -102,24 +95,35 @@ def background_counts(given: Sequence[Given]) -> bool:
 
 
 def _rows(given: Sequence[Given], share: float) -> Rows:
-    rows = [_row(one, share) for one in given]
+    rows = [_row(one) for one in given]
     thumbs = [not one.rating.isdigit() for one in given if isinstance(one, RatedFeatures)]
     coarse = _STAR + sum(thumbs) / max(1, len(thumbs)) * (_THUMB - _STAR)
     return Rows(
-        ReplyTable.of([reply for reply, *_ in rows]),
-        np.array([y for _, _, y, _ in rows]),
+        features_within_question([reply for reply, *_ in rows], share),
+        np.array([y for *_, y, _ in rows]),
         np.array([weight for *_, weight in rows]),
-        [worse for _, worse, _, _ in rows],
+        [worse for _, worse, *_ in rows],
         coarse,
     )
 
 
-def _row(one: Given, share: float) -> tuple[ReplyFeatures, ReplyFeatures | None, float, float]:
-    """Return one row of the regression, from a rating or a preference: (features of the rated or better
-    reply, features of the worse reply or None, y, weight)."""
+def _row(one: Given) -> tuple[RatedFeatures, ReplyFeatures | None, float, float]:
+    """Return one row of the regression, from a rating or a preference: (the rated or better reply, the
+    features of the worse reply or None, y, weight)."""
     if isinstance(one, RatedFeatures):
-        return one.features_from(share), None, STARS[one.rating] - NEUTRAL, 1.0
-    return one.better, one.worse, GAP, PAIR * one.strength
+        return one, None, STARS[one.rating] - NEUTRAL, 1.0
+    return RatedFeatures(one.better, ""), one.worse, GAP, PAIR * one.strength
+
+
+def features_within_question(replies: Sequence[RatedFeatures], share: float) -> ReplyTable:
+    """Return the features of the replies after a subtraction: the measures of each reply minus `share` times
+    the mean measures of the unshown replies."""
+    table = ReplyTable.of([one.features for one in replies])
+    measures = table.measures.copy()
+    for row, one in zip(measures, replies, strict=True):
+        if one.usual is not None:
+            row -= np.float32(share) * one.usual
+    return replace(table, measures=measures)
 
 
 def _shorter(given: Sequence[Given]) -> int:
@@ -139,14 +143,12 @@ def _probability_of_comparing(given: Sequence[Given], background: Sequence[Rated
     if not any(isinstance(one, RatedFeatures) and one.usual is not None for one in given):
         return 0.0
     fixed, compared = (
-        log_evidence_of_measures(with_background(_rows(given, share), _features(background, share)))
+        log_evidence_of_measures(
+            with_background(_rows(given, share), features_within_question(background, share))
+        )
         for share in (0.0, 1.0)
     )
     return float(1 / (1 + np.exp(np.clip(fixed - compared - COMPARES, -50, 50))))
-
-
-def _features(background: Sequence[RatedFeatures], share: float) -> list[ReplyFeatures]:
-    return [one.features_from(share) for one in background]
 
 
 @dataclass(frozen=True)
@@ -193,10 +195,10 @@ class TasteModel:
             share = 0.0  # compare rated replies only if the unrated replies can be compared, too
         else:
             background, share = compared, _probability_of_comparing(given, compared)
-        fitted = fit(_rows(given, share), _features(background, share))
+        fitted = fit(_rows(given, share), features_within_question(background, share))
         return cls(count, fitted, share, _shorter(given))
 
-    def predict(self, replies: Sequence[ReplyFeatures]) -> tuple[np.ndarray, np.ndarray]:
+    def predict(self, replies: Sequence[ReplyFeatures] | ReplyTable) -> tuple[np.ndarray, np.ndarray]:
         """Return (mean, standard deviation) of the stars that the user would give to each of R replies: [R]
         each."""
         mean, variance = self.fitted.posterior.predict(
@@ -215,10 +217,10 @@ class TasteModel:
         variance = (new - old) @ posterior.covariance @ (new - old)
         return float((new - old) @ posterior.mean), float(np.sqrt(max(0.0, variance)))
 
-    def predict_rating(self, one: RatedFeatures) -> tuple[float, float]:
-        """Return the predicted (mean, standard deviation) of the stars of a rated reply."""
-        mean, deviation = self.predict([one.features_from(self.share)])
-        return float(mean[0]), float(deviation[0])
+    def predict_rated(self, rated: Sequence[RatedFeatures]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the predicted (mean, standard deviation) of the stars of R replies that the user saw: [R]
+        each."""
+        return self.predict(features_within_question(rated, self.share))
 
     @property
     def has_words(self) -> bool:

@@ -19,48 +19,73 @@ from .taste_measures import MEASURES, measure_text
 BUCKETS = 1 << 16  # the number of hashes of words and pairs of words: a hash has 16 bits
 _TOKEN = re.compile(r"[^\W\d_]+(?:['\u2019-][^\W\d_]+)*|\d+|[^\w\s]")
 _MAX_COUNT = 255  # the maximum count of a word, because a count is one byte
+_HEAD = 6  # bytes before the measures of encoded features: the opener, M and W
+_WORDS_AT = _HEAD + 4 * len(MEASURES)  # bytes before the hashes of encoded features
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyFeatures:
-    """The features of one reply. Stored, the features take 4 M + 3 W + 6 bytes, which is less than 1 kB for
-    100 words.
+    """The features of one reply, as the store has them: 4 M + 3 W + 6 bytes, which is less than 1 kB for 100
+    words. The object has no arrays of its own, because three arrays need over 1 kB beside the numbers. Each
+    property that is an array is a view of the bytes.
 
-    measures: [M] float32, the M measures of the text (taste_measures.py)
-    words: [W] uint16, the W hashes of the reply's words and pairs of words, ascending
-    counts: [W] uint8, the number of times that the reply has each word or pair
-    opener: the hash of the question's first word
+    data: as `of` encodes the features
     """
 
-    measures: np.ndarray
-    words: np.ndarray
-    counts: np.ndarray
-    opener: int = 0
+    data: bytes
 
-    def to_bytes(self) -> bytes:
-        """Serialise the opener, the measures, the hashes and the counts, little-endian."""
-        head = np.array([self.opener, len(self.measures), len(self.words)], "<u2").tobytes()
-        return head + b"".join(
-            part.tobytes()
-            for part in (self.measures.astype("<f4"), self.words.astype("<u2"), self.counts.astype("u1"))
+    @classmethod
+    def of(
+        cls, measures: np.ndarray, words: np.ndarray, counts: np.ndarray, opener: int = 0
+    ) -> "ReplyFeatures":
+        """Encode the opener, the measures, the hashes and the counts, little-endian. The arguments are as the
+        properties below."""
+        head = np.array([opener, len(measures), len(words)], "<u2").tobytes()
+        return cls(
+            head
+            + measures.astype("<f4").tobytes()
+            + words.astype("<u2").tobytes()
+            + counts.astype("u1").tobytes()
         )
 
     @classmethod
     def from_bytes(cls, data: bytes | None) -> "ReplyFeatures | None":
-        """Decode stored features. Return None if there are no features, or if a version of the program with
+        """Return stored features. Return None if there are no features, or if a version of the program with
         other measures stored them; the caller then computes the features again."""
-        if data is None or len(data) < 6:
+        if data is None or len(data) < _HEAD:
             return None
-        opener, measures, words = (int(n) for n in np.frombuffer(data, "<u2", 3))
-        if measures != len(MEASURES) or len(data) != 6 + 4 * measures + 3 * words:
+        _, measures, words = np.frombuffer(data, "<u2", 3).tolist()
+        if measures != len(MEASURES) or len(data) != _WORDS_AT + 3 * words:
             return None
-        at = 6 + 4 * measures
-        return cls(
-            np.frombuffer(data, "<f4", measures, 6),
-            np.frombuffer(data, "<u2", words, at),
-            np.frombuffer(data, "u1", words, at + 2 * words),
-            opener,
-        )
+        return cls(data)
+
+    def with_measures(self, measures: np.ndarray) -> "ReplyFeatures":
+        """Return the features with other measures [M]."""
+        return ReplyFeatures(self.data[:_HEAD] + measures.astype("<f4").tobytes() + self.data[_WORDS_AT:])
+
+    def __len__(self) -> int:
+        """Return W, the number of different words and pairs of words."""
+        return (len(self.data) - _WORDS_AT) // 3
+
+    @property
+    def opener(self) -> int:
+        """The hash of the question's first word."""
+        return int.from_bytes(self.data[:2], "little")
+
+    @property
+    def measures(self) -> np.ndarray:
+        """The M measures of the text (taste_measures.py): [M] float32."""
+        return np.frombuffer(self.data, "<f4", len(MEASURES), _HEAD)
+
+    @property
+    def words(self) -> np.ndarray:
+        """The hashes of the reply's words and pairs of words, ascending: [W] uint16."""
+        return np.frombuffer(self.data, "<u2", len(self), _WORDS_AT)
+
+    @property
+    def counts(self) -> np.ndarray:
+        """The number of times that the reply has each word or pair: [W] uint8."""
+        return np.frombuffer(self.data, "u1", len(self), _WORDS_AT + 2 * len(self))
 
 
 @dataclass(frozen=True)
@@ -84,11 +109,14 @@ class ReplyTable:
     def of(cls, replies: "Sequence[ReplyFeatures] | ReplyTable") -> "ReplyTable":
         if isinstance(replies, ReplyTable):
             return replies
+        measures = b"".join(r.data[_HEAD:_WORDS_AT] for r in replies)
+        words = b"".join(r.data[_WORDS_AT : _WORDS_AT + 2 * len(r)] for r in replies)
+        counts = b"".join(r.data[_WORDS_AT + 2 * len(r) :] for r in replies)
         return cls(
-            np.stack([r.measures for r in replies]) if replies else np.zeros((0, len(MEASURES)), np.float32),
-            np.concatenate([np.zeros(0, np.uint16), *(r.words for r in replies)]),
-            np.concatenate([np.zeros(0, np.uint8), *(r.counts for r in replies)]),
-            np.array([len(r.words) for r in replies], np.int64),
+            np.frombuffer(measures, "<f4").reshape(-1, len(MEASURES)),
+            np.frombuffer(words, "<u2"),
+            np.frombuffer(counts, "u1"),
+            np.array([len(r) for r in replies], np.int64),
             np.array([r.opener for r in replies], np.int64),
         )
 
@@ -115,7 +143,7 @@ def features_of(question: str, text: str, finished: bool) -> ReplyFeatures:
     counted = Counter(bucket(gram) for gram in grams(text))
     words = np.array(sorted(counted), np.uint16)
     counts = np.array([min(counted[int(w)], _MAX_COUNT) for w in words], np.uint8)
-    return ReplyFeatures(measure_text(text, finished), words, counts, bucket(opener_of(question)))
+    return ReplyFeatures.of(measure_text(text, finished), words, counts, bucket(opener_of(question)))
 
 
 def grams(text: str) -> list[str]:

@@ -138,7 +138,7 @@ class TasteFit:
     turned: int = 0
 
 
-def fit(ratings: Rows, background: Sequence[ReplyFeatures] = ()) -> TasteFit:
+def fit(ratings: Rows, background: ReplyTable) -> TasteFit:
     """Fit the taste model, and return the result.
 
     ratings: ratings and pairs, the oldest first
@@ -165,17 +165,17 @@ def log_evidence_of_measures(rows: Rows) -> float:
     return log_evidence(sums, variances.prior(M), variances.noise)
 
 
-def with_background(ratings: Rows, background: Sequence[ReplyFeatures]) -> Rows:
+def with_background(ratings: Rows, background: ReplyTable) -> Rows:
     """Return the ratings, and the background (unrated replies) as more ratings. If nearly all ratings are up,
     an unrated reply counts as a rating below neutral. If nearly all ratings are down, an unrated reply counts
     as a rating above neutral. All background replies together have the weight `missing_side`.
     """
     rated = ratings.rated_stars
     total = missing_side(rated)
-    used = background if total else ()
+    used = background if total else background.part(slice(0))
     passed_over = -float(np.sign(rated).sum()) / max(1, int(np.count_nonzero(rated)))
     weight = np.full(len(used), total / max(1, len(used)))
-    return ratings + Rows(ReplyTable.of(used), np.full(len(used), passed_over), weight, [None] * len(used))
+    return ratings + Rows(used, np.full(len(used), passed_over), weight, [None] * len(used))
 
 
 def missing_side(y: np.ndarray) -> int:

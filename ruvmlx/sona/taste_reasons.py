@@ -8,7 +8,6 @@ itself stays evidence, too.
 """
 
 import math
-from dataclasses import replace
 
 from .taste import PreferredFeatures
 from .taste_features import ReplyFeatures
@@ -37,4 +36,4 @@ def asked_for(reply: ReplyFeatures, reason: str) -> PreferredFeatures | None:
         measures[_TONE] = 0  # 0 is the mean of each measure over the starter model's replies
     else:
         return None
-    return PreferredFeatures(replace(reply, measures=measures), reply, is_reason=True, shorter=shorter)
+    return PreferredFeatures(reply.with_measures(measures), reply, is_reason=True, shorter=shorter)

@@ -75,7 +75,7 @@ def predicted_before(rated: Sequence[tuple[str, RatedFeatures]]) -> TasteRecord:
     for at, (reply_id, rating) in enumerate(rated):
         if at - seen > seen // GROWTH:
             model, seen = TasteModel.fit(ratings[:at]), at
-        mean, sd = model.predict_rating(rating)
+        mean, sd = (float(values[0]) for values in model.predict_rated([rating]))
         usual = float(given[:at].mean()) if at else NEUTRAL
         found.append(PredictedRating(reply_id, rating.rating, float(given[at]), mean, sd, usual))
     return TasteRecord(tuple(found))

@@ -43,6 +43,13 @@ class UnshownReplies:
         found = self._store.unshown.load(self._fingerprint)
         return {id_: rows for id_, rows in found.items() if rows.shape == (REPLIES, len(MEASURES))}
 
+    def usual(self) -> dict[str, np.ndarray]:
+        """Return {id of a rated reply: mean measures [M] of the unshown replies to its question}. The means
+        are rows of one array, so that they do not split the free memory of a server."""
+        found = self.load()
+        means = np.mean([*found.values()] or np.zeros((0, REPLIES, len(MEASURES))), axis=1)
+        return dict(zip(found, means, strict=True))
+
     def complete(self, model: Model, backend: Backend, rated: Sequence[str], pause: Pause) -> int:
         """Let the model write unshown replies for the rated replies that have none, and store their measures.
         Prompts that were deleted, or that are longer than MAX_PROMPT_TOKENS, are left out. Replies whose
@@ -53,9 +60,8 @@ class UnshownReplies:
         rated: the ids of the rated replies
         pause: a function that can raise an exception to stop; the finished part is stored
         """
-        replies, done = self._store.replies, 0
-        found = {id_: rows for id_, rows in self.load().items() if replies.tokens(id_)}
-        saved, groups = 0, self._groups(model, [id_ for id_ in rated if id_ not in found])
+        found, done, saved = self.load(), 0, 0
+        groups = self._groups(model, [id_ for id_ in rated if id_ not in found])
         try:
             for some in groups:
                 measured = _measure(model, backend, [*some.values()], pause)

@@ -184,7 +184,7 @@ class UserTaste:
 
     def _usual_measures(self) -> dict[str, np.ndarray]:
         if self._usual is None:
-            self._usual = {id_: rows.mean(axis=0) for id_, rows in self._history.unshown.load().items()}
+            self._usual = self._history.unshown.usual()
         return self._usual
 
     def _preferred_features(self) -> list[tuple[int, Given]]:
@@ -223,7 +223,7 @@ class UserTaste:
         if missing := set(ids) - self._features.keys():
             for row in self._history.words(missing):
                 features = _features_of(row)
-                self._features[row.id] = features.to_bytes() if features is not None else b""
+                self._features[row.id] = features.data if features is not None else b""
 
     def _features_in_memory(self, reply_id: str) -> ReplyFeatures | None:
         """Return the features of a reply that `_load_features` has loaded; None if its text was deleted."""

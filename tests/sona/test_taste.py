@@ -94,7 +94,7 @@ def test_the_weights_for_all_questions_are_the_mean_over_the_rated_questions():
         for reply in replies:
             measures = reply.measures.copy()
             measures[at] += 0.01
-            raised.append(replace(reply, measures=measures))
+            raised.append(reply.with_measures(measures))
         rise = (model.predict(raised)[0] - model.predict(replies)[0]) / 0.01
         assert weights[at] == pytest.approx(rise.mean(), abs=2e-3)
 

@@ -98,11 +98,11 @@ def test_word_columns_hold_the_roots_of_their_counts():
 
 def test_features_are_stored_and_read_again():
     found = features_of("How do I bake?", "First, you knead. Then you wait!\n- dough\n- yeast", False)
-    again = ReplyFeatures.from_bytes(found.to_bytes())
+    again = ReplyFeatures.from_bytes(found.data)
     assert again is not None and again.opener == found.opener
     for name in ("measures", "words", "counts"):
         np.testing.assert_array_equal(getattr(again, name), getattr(found, name))
-    assert len(found.to_bytes()) == 6 + 4 * M + 3 * len(found.words)
+    assert len(found.data) == 6 + 4 * M + 3 * len(found.words)
 
 
 def test_a_table_of_replies_gives_what_the_list_gives():
@@ -127,8 +127,8 @@ def test_damaged_or_older_features_are_refused(damage):
 
 def test_features_with_other_measures_are_refused():
     found = features_of("How?", "Like this.", True)
-    shorter = ReplyFeatures(found.measures[:-1], found.words, found.counts, found.opener)
-    assert ReplyFeatures.from_bytes(shorter.to_bytes()) is None
+    shorter = ReplyFeatures.of(found.measures[:-1], found.words, found.counts, found.opener)
+    assert ReplyFeatures.from_bytes(shorter.data) is None
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from ruvmlx.pausing import Stopped
 from ruvmlx.sona import unshown, user_taste
-from ruvmlx.sona.taste import RatedFeatures, TasteModel
+from ruvmlx.sona.taste import RatedFeatures, TasteModel, features_within_question
 from ruvmlx.sona.taste_features import features_of
 from ruvmlx.sona.taste_measures import MEASURES
 from ruvmlx.sona.user_taste import UserTaste
@@ -27,8 +27,10 @@ def people(seed: int, compares: bool, count: int = 30) -> list[RatedFeatures]:
     for question in sim.questions(count):
         needed = rng.normal(0, 3)
         replies = [features_of(question, sim.reply(rng), True) for _ in range(1 + unshown.REPLIES)]
-        for reply in replies:
-            reply.measures[LENGTH] = needed + rng.normal()
+        for i, reply in enumerate(replies):
+            measures = reply.measures.copy()
+            measures[LENGTH] = needed + rng.normal()
+            replies[i] = reply.with_measures(measures)
         usual = np.mean([reply.measures for reply in replies[1:]], axis=0)
         wish = -replies[0].measures[LENGTH] + compares * needed
         stars = int(np.clip(np.round(3 + wish * (1 if compares else 0.5)), 1, 5))
@@ -38,7 +40,7 @@ def people(seed: int, compares: bool, count: int = 30) -> list[RatedFeatures]:
 
 def agreement(model: TasteModel, compares: bool) -> float:
     unseen = people(900, compares, 60)
-    predicted = [model.predict_rating(one)[0] for one in unseen]
+    predicted = model.predict_rated(unseen)[0]
     return float(np.corrcoef(predicted, [int(one.rating) for one in unseen])[0, 1])
 
 
@@ -59,9 +61,10 @@ def test_the_evidence_knows_who_compares():
 
 def test_features_within_a_question():
     rated = people(1, True, 1)[0]
-    assert rated.features_from(1.0).measures == pytest.approx(rated.features.measures - rated.usual)
     alone = RatedFeatures(rated.features, "5")
-    assert (alone.features_from(1.0).measures == alone.features.measures).all()
+    within, unchanged = features_within_question([rated, alone], 1.0).measures
+    assert within == pytest.approx(rated.features.measures - rated.usual)
+    assert (unchanged == alone.features.measures).all()
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ def keep(store: Store, pairs: list[tuple[str, str]], stored: bool = True, first:
     """Commit replies; stored: with their features, as since format 5. Returns their ids."""
     ids = [f"r{first + i:04d}" for i in range(len(pairs))]
     for reply_id, (question, text) in zip(ids, pairs, strict=True):
-        features = reply_features(question, text, "stop").to_bytes() if stored else None
+        features = reply_features(question, text, "stop").data if stored else None
         store.replies.add(
             ReplyRow(
                 reply_id, "tiny", "model", "default", 0, [1], [2], question, text, "stop", None,
@@ -123,8 +123,8 @@ def test_a_deleted_reply_no_longer_counts(store, history):
 def test_features_are_of_the_answer_without_its_thought():
     thought = reply_features("How?", "<think>you you you!</think>Go home.", "stop")
     alone = reply_features("How?", "Go home.", "stop")
-    assert thought.to_bytes() == alone.to_bytes()
-    assert reply_features("How?", "Go home.", "length").to_bytes() != alone.to_bytes()
+    assert thought == alone
+    assert reply_features("How?", "Go home.", "length") != alone
 
 
 def test_damaged_features_are_computed_again(store, history):

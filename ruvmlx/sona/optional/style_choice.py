@@ -92,8 +92,7 @@ def agreement(given: Sequence[Given], background: Sequence[RatedFeatures]) -> fl
         part = np.arange(fold, len(given), folds)
         predicted = np.array([_predicted_stars(model, given[i]) for i in part.tolist()])
         if background:
-            passed_over = [one.features_from(model.share) for one in background]
-            usual = np.array([float(model.predict(passed_over)[0].mean() - NEUTRAL), 0.0])
+            usual = np.array([float(model.predict_rated(background)[0].mean() - NEUTRAL), 0.0])
         else:
             # The mean of the other parts is a prediction, too, and it is high if this part's stars are low.
             # So subtract the means of this part.
@@ -109,6 +108,6 @@ def _stars(one: Given) -> float:
 
 def _predicted_stars(model: TasteModel, one: Given) -> float:
     if isinstance(one, RatedFeatures):
-        return model.predict_rating(one)[0] - NEUTRAL
+        return float(model.predict_rated([one])[0][0]) - NEUTRAL
     better, worse = model.predict([one.better, one.worse])[0]
     return float(better - worse)
