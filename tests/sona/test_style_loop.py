@@ -13,11 +13,12 @@ from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.sona import faults, instant, taste_push
 from ruvmlx.sona.adapter_history import ATTEMPTS, STYLE_DUE
 from ruvmlx.sona.instant import KL_CAP
-from ruvmlx.sona.optional import style_bank, style_file, style_loop, style_scale
+from ruvmlx.sona.optional import style_bank, style_file, style_loop, style_scale, style_source
 from ruvmlx.sona.optional.style_basis import MODULE, RANK, StyleBasis, sum_of_bases, trained_part
 from ruvmlx.sona.optional.style_choice import DOUBT
 from ruvmlx.sona.optional.style_file import StyleFiles
 from ruvmlx.sona.optional.style_scale import NEXT_GROWTH
+from ruvmlx.sona.optional.style_source import BasisSource
 from ruvmlx.sona.slow_loops import AUTO, STYLE, TRAINING, loop_of_setting
 from ruvmlx.sona.taste import TasteModel
 from ruvmlx.sona.taste_fit import M
@@ -114,9 +115,26 @@ def test_the_next_step_begins_near_the_style_in_use(rated_runtime, monkeypatch):
         rate(rated_runtime, i)
     counts = count_measurements(rated_runtime.learner, monkeypatch)
     second = rated_runtime.learning.consolidate()
-    assert second["promoted"] and counts == {"probe": 1, "replies": 2}
+    assert second["promoted"] and counts == {"probe": 1, "replies": 1}
     growth = (second["used"]["predicted"] / first["used"]["predicted"]) ** 0.5
     assert growth * 1.0001 >= 1 / NEXT_GROWTH and growth <= NEXT_GROWTH * 1.0001
+
+
+def test_replies_without_a_style_are_used_for_twenty_ratings(rated_runtime, monkeypatch):
+    """An undo of all these ratings makes new replies necessary, too."""
+    counts = count_measurements(rated_runtime.learner, monkeypatch)
+    written = []
+    for step in range(5):
+        if step:
+            for i in range(2 + STYLE_DUE * step, 2 + STYLE_DUE * (step + 1)):
+                rate(rated_runtime, i)
+        counts.clear()
+        assert rated_runtime.learning.consolidate()["promoted"]
+        written.append(counts["replies"])
+    assert written == [3, 1, 1, 2, 1]  # the first step writes the original model's replies, too
+    counts.clear()
+    rated_runtime.rollback(32)
+    assert rated_runtime.learning.consolidate()["promoted"] and counts["replies"] == 2
 
 
 def test_a_refused_style_is_no_start(rated_runtime, monkeypatch):
@@ -384,7 +402,7 @@ def test_a_missing_basis_is_computed_in_pieces_and_kept(open_tiny, tiny, monkeyp
     for name, value in {"REPLIES": 3, "MAX_REPLY_TOKENS": 5}.items():
         monkeypatch.setattr(style_bank, name, value)
     given = {"style_questions": ["What is a pond?", "How?"], "style_prose": ["A plain text."]}
-    monkeypatch.setattr(style_loop, "texts", given.__getitem__)
+    monkeypatch.setattr(style_source, "texts", given.__getitem__)
     files = StyleFiles(tiny.fingerprint)
     with open_tiny(slow_loop="style") as runtime:
         for i in range(12):
@@ -398,8 +416,8 @@ def test_a_missing_basis_is_computed_in_pieces_and_kept(open_tiny, tiny, monkeyp
 
         assert "stopped" in runtime.learning.consolidate(progress, cancel)["reason"]
         assert files.bank().replies and files.basis() is None
-        loop = runtime.learning.loops.style()
-        found = loop.basis(lambda *_: None, lambda: None)
+        source = BasisSource(runtime.learner, runtime.model)
+        found = source.basis(lambda *_: None, lambda: None)
         assert files.basis() is not None and not files.bank().replies
         assert found.directions.shape == (M, tiny.config.n_layers, RANK, tiny.config.hidden_size)
 
@@ -409,19 +427,18 @@ def test_a_full_disk_does_not_end_the_computation_of_a_basis(open_tiny, tiny, mo
     for name, value in {"REPLIES": 3, "MAX_REPLY_TOKENS": 5}.items():
         monkeypatch.setattr(style_bank, name, value)
     given = {"style_questions": ["What is a pond?", "How?"], "style_prose": ["A plain text."]}
-    monkeypatch.setattr(style_loop, "texts", given.__getitem__)
-    monkeypatch.setattr(style_loop, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(style_source, "texts", given.__getitem__)
+    monkeypatch.setattr(style_source, "SAVE_EVERY", 0.0)
 
     def fail(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(style_file, "replacing", fail)
     with open_tiny(slow_loop="style") as runtime:
-        loop = runtime.learning.loops.style()
-        found = loop.basis(lambda *_: None, lambda: None)
-        assert (
-            found is loop.basis(lambda *_: None, lambda: None) and not StyleFiles(tiny.fingerprint).has_basis
-        )
+        source = BasisSource(runtime.learner, runtime.model)
+        found = source.basis(lambda *_: None, lambda: None)
+        assert found is source.basis(lambda *_: None, lambda: None)
+        assert not StyleFiles(tiny.fingerprint).has_basis
 
 
 def test_a_bank_that_a_killed_run_left_is_removed(tiny, basis, monkeypatch):

@@ -19,7 +19,6 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -32,7 +31,7 @@ from ...models.text import thinking
 from ...pausing import Pause, Stopped, stop_reason, stop_when
 from ...store import HeadMoved
 from .. import faults, instant
-from ..adapter_history import ATTEMPTS, MINIMUM
+from ..adapter_history import ATTEMPTS, MINIMUM, STYLE_DUE
 from ..faults import Faults
 from ..kl_probe import KLProbe
 from ..learner import Learner
@@ -40,11 +39,20 @@ from ..sampled_replies import SampledReply
 from ..state import ProbedBase
 from ..taste_features import ReplyFeatures, features_of
 from ..taste_push import END_KL
-from .style_bank import BasisBuilder, StyleBank, texts
 from .style_basis import StyleBasis, sum_of_bases, trained_part
 from .style_choice import DOUBT, StyleChoice, agreement
-from .style_file import StyleFiles
-from .style_scale import STEPS, TRIES, USED, MeasuredBase, ScaleSearch, UsedStyle, smaller_share
+from .style_scale import (
+    MIN_POWER,
+    POWER,
+    STEPS,
+    TRIES,
+    USED,
+    MeasuredBase,
+    ScaleSearch,
+    UsedStyle,
+    smaller_share,
+)
+from .style_source import BasisSource
 
 # The base's maximum KL at a confidence of 1, nats per token. The MicroLoRA has the rest of the cap on the KL
 # (KL_CAP of instant.py). With a larger part for the base, simulated users preferred the replies less often
@@ -55,7 +63,9 @@ KL = 0.08
 DISAGREEMENT = 2.0
 UNDERSHOOT = 1.5  # the found s is usually so many times the s that the basis's own KL (`StyleBasis.kl`) gives
 PARTS = TRIES + len(STEPS) + 2  # the maximum number of parts of a step, for the progress
-SAVE_EVERY = 60.0  # seconds from one save of the bank to the next
+REUSED_FOR = (
+    2 * STYLE_DUE
+)  # for so many new ratings, a step uses the replies without a style of an earlier step
 NAME = "style"  # the name of this loop in reports
 UNCLEAR = "it is not clear that replies to other questions would please you more"
 
@@ -100,13 +110,13 @@ class _Tested:
 
 
 class StyleLoop:
-    """The style loop of one learner. Only the backend's thread can use this object. files: the files of the
-    style basis; None for the files of the learner's model."""
+    """The style loop of one learner. Only the backend's thread can use this object."""
 
-    def __init__(self, learner: Learner, model: Model, files: StyleFiles | None = None):
+    def __init__(self, learner: Learner, model: Model):
         self._learner, self._model = learner, model
-        self._files = files or StyleFiles(model.fingerprint)
-        self._basis: StyleBasis | None = None
+        self._source = BasisSource(learner, model)
+        # of the last step that wrote replies without a style: (number of ratings, features of these replies)
+        self._without: tuple[int, list[ReplyFeatures]] | None = None
         # The measurements of a stopped step, {(name, scale s): result}. The next step uses them if it begins
         # with the same `_start`: the adapter's version and the coefficients.
         self._measured: dict[tuple[str, float], Any] = {}
@@ -134,7 +144,7 @@ class StyleLoop:
             given = learner.taste.model.ratings
             if given < MINIMUM:
                 return _report(False, f"a style needs {MINIMUM} rated replies; there are {given}")
-            basis = self.basis(progress, pause)
+            basis = self._source.basis(progress, pause)
             learner.taste.compare(self._model, learner.backend, pause)
             try:
                 report = self._step(basis, progress, pause)
@@ -152,45 +162,6 @@ class StyleLoop:
         if (name, scale) not in self._measured:
             self._measured[name, scale] = measure()
         return cast(T, self._measured[name, scale])
-
-    # -- the basis -----------------------------------------------------------------------------------
-
-    def basis(self, progress: Progress, pause: Pause) -> StyleBasis:
-        """Return the model's style basis. If there is no basis, compute it now. The computation takes
-        minutes, once for each model."""
-        self._basis = self._basis or self._files.basis()
-        if self._basis is None:
-            self._basis = self._compute(progress, pause)
-            with suppress(OSError):  # a full disk: this process has the basis, and the next one computes it
-                self._files.put_basis(self._basis)
-        return self._basis
-
-    def _compute(self, progress: Progress, pause: Pause) -> StyleBasis:
-        bank, saved = self._files.bank(), time.monotonic()
-
-        def show(_: str, done: int, total: int) -> None:
-            nonlocal saved
-            progress(done, total, math.nan)
-            if time.monotonic() - saved > SAVE_EVERY:
-                self._save(bank)
-                saved = time.monotonic()
-
-        self._learner.release()
-        self._learner.room.check()
-        try:
-            return self._builder(bank).run(show, pause)
-        except BaseException:
-            self._save(bank)
-            raise
-
-    def _save(self, bank: StyleBank) -> None:
-        """Store the unfinished bank. On a full disk, only a later process loses what is finished."""
-        with suppress(OSError):
-            self._files.put_bank(bank)
-
-    def _builder(self, bank: StyleBank) -> BasisBuilder:
-        backend = self._learner.backend
-        return BasisBuilder(self._model, backend, bank, texts("style_questions"), texts("style_prose"))
 
     # -- one step ------------------------------------------------------------------------------------
 
@@ -211,9 +182,10 @@ class StyleLoop:
         found = self._within_limits(basis, choice, start_near, progress, pause)
         if found is None:
             return self._refuse("no change along the style basis stays within the limits", facts)
-        tested = self._shrunk(basis, choice, found, start_near is not None, progress, pause)
+        is_near = start_near is not None
+        tested = self._shrunk(basis, choice, found, is_near, progress, pause)
         found, styled = tested.found, tested.candidate
-        if tested.share < 1 and not tested.refusal:
+        if tested.share < 1 and not tested.refusal and not is_near:
             found = self._at(basis, choice, found.scale, pause)
             styled = replace(styled, ground=found.ground, update=self._update(found.ground.probe))
         facts |= {"ppl_change": math.expm1(found.rise), "scale": found.scale, "share": tested.share}
@@ -233,12 +205,13 @@ class StyleLoop:
         """Test the style at shares of the largest scale, each smaller than the one before, until there is no
         next share. Return the result of the smallest share that passed; if none passed, the last result.
         is_near: True to leave a loss of variety below the limit of faults to the next step"""
-        plain, share, good = self._plain(pause), STEPS[0], None
+        plain, share, good = self._plain_features(is_near, pause), STEPS[0], None
+        power = MIN_POWER if is_near else POWER
         for tried in range(len(STEPS) + 1):
             progress(TRIES + 1 + tried, PARTS, math.nan)
-            found = largest if share == 1 else self._smaller(basis, choice, largest, share, pause)
+            found = largest if share == 1 else self._smaller(basis, choice, largest, share, power, pause)
             candidate = self._candidate(found.scale, found.ground, pause)
-            gain = self._learner.taste.model.predict_gain(candidate.features, plain.features)
+            gain = self._learner.taste.model.predict_gain(candidate.features, plain)
             is_clear = gain[0] > DOUBT * gain[1]
             words, loss = self._worse(candidate, choice.likes_longer, pause) if is_clear else (UNCLEAR, 0.0)
             tested = _Tested(found, share, candidate, *gain, loss, words)
@@ -255,6 +228,14 @@ class StyleLoop:
             return self._refuse(reason, facts)
         plain = self._plain(pause)
         return self._promote(self._learner.version, plain, facts | {"has_style": False}, reason)
+
+    def _plain_features(self, may_reuse: bool, pause: Pause) -> list[ReplyFeatures]:
+        """Return the features of the replies without a style. may_reuse: True if replies of an earlier step
+        can be used, which the MicroLoRA of that step wrote"""
+        ratings = self._learner.taste.model.ratings
+        if self._without is None or not may_reuse or not 0 <= ratings - self._without[0] <= REUSED_FOR:
+            self._without = ratings, self._plain(pause).features
+        return self._without[1]
 
     def _plain(self, pause: Pause) -> "_Candidate":
         """Test the model without a style, and return the result."""
@@ -295,9 +276,11 @@ class StyleLoop:
         with this scale. Return None if the search finds no scale. start_near: a result of
         `UsedStyle.next_start`"""
         wanted = self._wanted_kl(choice)
+        smaller = partial(self._smaller, basis, choice, power=MIN_POWER, pause=pause)
         search = ScaleSearch(
             lambda scale: self._at(basis, choice, scale, pause),
             lambda scale: self._measure_kl(basis, choice, scale, pause),
+            smaller if self._trained_base is None else None,
             wanted,
         )
         prediction, enough = start_near or (UNDERSHOOT**2 * wanted, None)
@@ -334,16 +317,17 @@ class StyleLoop:
         return MeasuredBase(scale, self._measure_once("probe", scale, probe))
 
     def _smaller(
-        self, basis: StyleBasis, choice: StyleChoice, largest: MeasuredBase, share: float, pause: Pause
-    ) -> MeasuredBase:
+        self, basis: StyleBasis, choice: StyleChoice, largest: MeasuredBase, share: float, power: float,
+        pause: Pause,
+    ) -> MeasuredBase:  # fmt: skip
         """Return the base LoRA at a share below 1 of a measured scale. If the base LoRA is a style alone, the
         function measures nothing. It calculates the KL probe from the measured one: the KL is about
-        proportional to share^2, and the rise of prose to share."""
+        proportional to share**power, and the rise of prose to share."""
         scale = share * largest.scale
         if self._trained_base is not None:
             return self._at(basis, choice, scale, pause)
         probe = copy(largest.ground.probe)
-        probe.floor, probe.rise = share**2 * probe.floor, share * probe.rise
+        probe.floor, probe.rise = share**power * probe.floor, share * probe.rise
         return MeasuredBase(
             scale, ProbedBase(self._learner.active.convert(self._base_at(basis, choice, scale)), probe)
         )
