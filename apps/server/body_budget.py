@@ -1,17 +1,43 @@
 """This module limits the memory that the bodies of all HTTP requests take together."""
 
-from dataclasses import dataclass
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 
 from .errors import ApiError
 
 
 @dataclass
 class HeldBodies:
-    """The memory of all bodies that the server holds. limit: the maximum of `held`, in bytes. held: the
-    number of bytes of all bodies whose requests are not answered yet."""
+    """The memory of all bodies that the server holds.
+
+    limit: the maximum of `held`, in bytes
+    held: the number of bytes of all bodies whose requests are not answered yet
+    is_stopped: True if the server waits for no body any more
+    """
 
     limit: int
     held: int = 0
+    is_stopped: bool = False
+    _deadlines: set[asyncio.Timeout] = field(default_factory=set)
+
+    @contextlib.asynccontextmanager
+    async def arriving(self, seconds: float) -> AsyncIterator[None]:
+        """In the `async with` block, read a body. Raise TimeoutError after `seconds`, or when `stop` is
+        called."""
+        async with asyncio.timeout(seconds) as deadline:
+            self._deadlines.add(deadline)
+            try:
+                yield
+            finally:
+                self._deadlines.discard(deadline)
+
+    def stop(self) -> None:
+        """Wait for no body any more. Only the thread of the event loop can call this method."""
+        self.is_stopped = True
+        for deadline in self._deadlines:
+            deadline.reschedule(0)
 
 
 class HeldBody:
@@ -19,13 +45,13 @@ class HeldBody:
     answered."""
 
     def __init__(self, bodies: HeldBodies):
-        self._bodies, self._data = bodies, bytearray()
+        self.bodies, self._data = bodies, bytearray()
         self._refused: ApiError | None = None
 
     def add(self, piece: bytes) -> None:
         """Keep one more piece of the request's body. If the limit leaves no room for the piece, drop the
         whole body."""
-        bodies, count = self._bodies, len(piece)
+        bodies, count = self.bodies, len(piece)
         if self._refused is None and bodies.held + count > bodies.limit:
             self._refused = ApiError(
                 503,
@@ -44,5 +70,5 @@ class HeldBody:
         return bytes(self._data)
 
     def release(self) -> None:
-        self._bodies.held -= len(self._data)
+        self.bodies.held -= len(self._data)
         self._data = bytearray()

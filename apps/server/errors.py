@@ -98,6 +98,11 @@ _CODES: list[tuple[type[RuvmlxError], str]] = [
 ]
 
 
+def stopping_error() -> ApiError:
+    """Return the error for a request that the server does not answer because it stops."""
+    return ApiError(503, "the server is stopping.", code="stopping")
+
+
 def busy(message: str, seconds: int) -> ApiError:
     """Return the error for too many requests at once. seconds: the estimated time until the server can accept
     the request."""

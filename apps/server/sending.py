@@ -10,7 +10,7 @@ import msgspec
 
 from .body_budget import HeldBody
 from .endpoint import Answer, EventStream, PlainText
-from .errors import ApiError, ErrorShape, openai_error
+from .errors import ApiError, ErrorShape, openai_error, stopping_error
 from .limits import ServerLimits
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -168,7 +168,7 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 async def read_body(receive: Receive, length: str | None, limits: ServerLimits, held: HeldBody) -> bytes:
     """Return the body of a request. Raise ApiError: 413 if the body is too large, 408 if the body does not
-    arrive in time, 503 if the bodies of all requests together are too large.
+    arrive in time, 503 if the bodies of all requests together are too large, or if the server stops.
 
     If a body is too large, the server still reads it and drops it. Most clients look for an answer only after
     they have sent the whole body. If the server closed the connection earlier, these clients would lose the
@@ -177,7 +177,7 @@ async def read_body(receive: Receive, length: str | None, limits: ServerLimits, 
     told = int(length) if length is not None and length.isdigit() else 0
     size = told if told > limits.body else 0
     try:
-        async with asyncio.timeout(limits.body_seconds):
+        async with held.bodies.arriving(limits.body_seconds):
             async for piece in _pieces(receive):
                 size += len(piece)
                 if size <= limits.body:
@@ -185,6 +185,8 @@ async def read_body(receive: Receive, length: str | None, limits: ServerLimits, 
                 else:
                     held.release()
     except TimeoutError:
+        if held.bodies.is_stopped:
+            raise stopping_error() from None
         if size <= limits.body:
             message = f"the body did not arrive within {limits.body_seconds:g} seconds."
             raise ApiError(408, message, code="timeout") from None

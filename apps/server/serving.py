@@ -19,7 +19,7 @@ from ruvmlx.models.config.model import Model
 from ruvmlx.runtime import Runtime
 
 from .body_budget import HeldBodies
-from .errors import ApiError
+from .errors import ApiError, stopping_error
 from .limits import ServerLimits
 from .memory_look import MemoryLook
 from .metrics import Metrics
@@ -171,11 +171,12 @@ class Serving:
     def refuse_if_stopping(self) -> None:
         """Raise ApiError, 503, if the server is stopping."""
         if self.stopping:
-            raise ApiError(503, "the server is stopping.", code="stopping")
+            raise stopping_error()
 
     def stop(self) -> None:
         """End all replies of this model, and refuse requests from now on."""
         self.stopping = True
+        self.bodies.stop()
         for request in self._requests.values():
             request.cancel.set()
 

@@ -264,6 +264,18 @@ def test_stopping_ends_replies(serve, drawn_requests):
     assert b"stopping" in got[True].body
 
 
+def test_stopping_waits_for_no_body(serve):
+    """A client that sent half of a body held the end of the server up for ten seconds."""
+    running = serve(limits=ServerLimits(body_seconds=600))
+    with running.connect() as connection:
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+        running.wait_until(lambda: running.serving.calls == 1)
+        running.stop()
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 503 ") and b"the server is stopping" in answer
+
+
 def test_no_reply_begins_after_the_stop(serve, monkeypatch):
     """Also not the reply to a request whose schema is compiled while the server stops."""
     running, is_begun, is_stopped = serve(), threading.Event(), threading.Event()
