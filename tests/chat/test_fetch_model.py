@@ -122,3 +122,17 @@ async def test_a_failed_fetch_is_one_line_and_goes_on_by_the_same_key(starter, s
         await until(pilot, lambda: any(f"{NAME} is here" in said for said in notices(app)))
         assert served.ranges[-1] > 0
         app.host.close_now()
+
+
+async def test_the_key_goes_on_with_the_model_that_was_picked(starter, served, offered_row):  # noqa: F811
+    """Beside another model than the starter nothing is offered: the key's model is the one of the list."""
+    served.drops = [1_000_000, 0, 0, 0, 0, 0, 0]
+    app = chat(starter, str(make_safetensors_model(starter.parent / "other", seed=4)))
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_until_open(app, pilot)
+        app.actions.fetch.fetch(NAME)
+        await until(pilot, lambda: any("F5 goes on with it" in said for said in notices(app)))
+        served.drops = []
+        await pilot.press("f5")
+        await until(pilot, lambda: any(f"{NAME} is here" in said for said in notices(app)), seconds=20)
+        app.host.close_now()

@@ -51,7 +51,8 @@ class FetchActions:
         self, chat: ChatContext, switch: Callable[[str], Awaitable[None]], choose: Callable[[], None]
     ) -> None:
         self._chat, self._switch, self._choose = chat, switch, choose
-        self._offer: proposals.ModelOffer | None = None
+        # the name of the model that the app has proposed, or whose download has failed
+        self._wanted = ""
         self._fetching = ""  # the name of the model that is being downloaded
         self._fetched = ""  # the name of the downloaded model to which the user has not switched yet
 
@@ -63,11 +64,12 @@ class FetchActions:
             return
         transcript = self._chat.transcript
         last = next(reversed(transcript.children), None)
-        self._offer = await asyncio.to_thread(proposals.best_proposal, Facts.of(model))
-        if self._offer is not None and self._chat.phase != "closing":
+        offer = await asyncio.to_thread(proposals.best_proposal, Facts.of(model))
+        if offer is not None and self._chat.phase != "closing":
+            self._wanted = offer.name
             # Messages that the user has sent meanwhile stay below the notice. `mount` keeps the welcome text
             # on the screen. `Transcript.add` would remove the welcome text.
-            notice = Notice(self._words(self._offer))
+            notice = Notice(self._words(offer))
             if last in transcript.children:
                 await transcript.mount(notice, after=last)
             else:
@@ -86,15 +88,15 @@ class FetchActions:
 
     def go(self) -> None:
         """If a downloaded model is ready, switch to this model. While a download runs, only tell the user so.
-        If no model is ready and no download runs, download the model that the app has proposed. If the app
-        has proposed no model, show the list of models."""
+        If no model is ready and no download runs, download the model that the app has proposed, or continue
+        the download that has failed. If there is neither, show the list of models."""
         if self._fetched:
             name, self._fetched = self._fetched, ""
             self._chat.start(partial(self._switch, name))
         elif self._fetching:
             self._chat.status.flash(f"{self._fetching} is being fetched; the chat goes on meanwhile")
-        elif self._offer is not None:
-            self.fetch(self._offer.name)
+        elif self._wanted:
+            self.fetch(self._wanted)
         else:
             if offline():
                 self._chat.status.flash(OFFLINE)
@@ -110,12 +112,13 @@ class FetchActions:
         try:
             await asyncio.to_thread(find_model, name, watch)
         except Exception as error:  # noqa: BLE001 - files and networks fail in many classes
+            self._wanted = name
             if chat.phase != "closing":
                 await chat.transcript.add(
                     Notice(f"{error_line(error)} {self._key} goes on with it.", "error")
                 )
         else:
-            self._fetched = name
+            self._fetched, self._wanted = name, ""
             if chat.phase != "closing":
                 await chat.transcript.add(Notice(f"{name} is here. {self._key} switches this chat to it."))
         finally:
