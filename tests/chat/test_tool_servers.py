@@ -216,9 +216,11 @@ def test_an_answer_has_a_limit_of_calls(tools, monkeypatch):
 
 
 def test_always_counts_for_one_tool_until_all_are_off(tools):
+    tools.turn_on("small", threading.Event())
     tools.always_allow(call("add"))
     assert not tools.needs_question(call("add")) and tools.needs_question(call("forecast"))
     tools.turn_all_off()
+    tools.turn_on("small", threading.Event())
     assert tools.needs_question(call("add"))
 
 
@@ -280,3 +282,14 @@ def test_an_address_is_read(home):
     far = server_file.find("far")
     assert far.line == "https://example.org/mcp" and far.headers == {"Authorization": "x"}
     assert os.fspath(server_file.path()) == str(home / "mcp.json")
+
+
+def test_a_permission_is_for_the_tool_of_one_server(tools, home):
+    """After its server is off, another server's tool can have the same name: it asks again."""
+    write_servers(home, other={"command": sys.executable, "args": [SERVER, "secrets"]})
+    for server in ("small", "other"):
+        tools.turn_on(server, threading.Event())
+    tools.always_allow(call("secrets"))
+    assert not tools.needs_question(call("secrets")) and tools.needs_question(call("other.secrets"))
+    tools.turn_off("small")
+    assert tools.by_name()["secrets"].server == "other" and tools.needs_question(call("secrets"))

@@ -30,7 +30,8 @@ class ChatTools:
     may_run: bool = True  # False if the user cannot turn on servers, because the app runs in `ruvmlx serve`
     _connections: Connections = field(default_factory=Connections)
     _on: dict[str, list[ServerTool]] = field(default_factory=dict)
-    _always: set[str] = field(default_factory=set)  # names of tools that run without asking the user
+    # server and name of each tool that runs without asking the user
+    _always: set[tuple[str, str]] = field(default_factory=set)
     _made: int = 0  # the number of tool calls so far for the present answer
 
     # Methods that turn tool servers on and off
@@ -130,10 +131,16 @@ class ChatTools:
         return "" if call.name in self.by_name() else f"(There is no tool {call.name}.)"
 
     def needs_question(self, call: ParsedCall) -> bool:
-        return call.name not in self._always
+        return self._place_of(call) not in self._always
 
     def always_allow(self, call: ParsedCall) -> None:
-        self._always.add(call.name)
+        self._always.add(self._place_of(call))
+
+    def _place_of(self, call: ParsedCall) -> tuple[str, str]:
+        """Return the server and the name of the called tool. After a server goes off or on, `call.name` can
+        mean the tool of another server."""
+        tool = self.by_name()[call.name]
+        return tool.server, tool.name
 
     def run(self, call: ParsedCall, cancel: threading.Event) -> str:
         """Run a tool call. Return the tool's result, or one line in brackets with the error. Raise
