@@ -187,6 +187,8 @@ class ChatApp(ChatShell):
             self.actions.rate.look_after_a_while()
         if isinstance(event, events.Paste):
             event.text = sanitize(event.text)
+            if self.chat.selected_reply() is not None:
+                self.screen.set_focus(self.chat.prompt)  # as the first letter of a message does
         if isinstance(event, events.Key) and not event.is_forwarded:
             if self.chat.selected_reply() is not None:
                 await self._handle_key_of_reply(event)

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 from ruvmlx.apps.chat.prompt import CHOOSING
+from textual.events import Paste
 
 from .helpers import SMALL, ask, chatting, screen_text, until
 from .scripted import ScriptedRuntime
@@ -148,3 +149,13 @@ async def test_help_is_always_in_the_footer(size):
 
 def footer(app):
     return app.chat.key_hints.render().plain.rstrip()
+
+
+async def test_a_paste_goes_into_the_input_as_typed_letters_do():
+    async with chatting(ScriptedRuntime(["One."])) as (app, pilot):
+        await ask(app, pilot)
+        await pilot.press("tab")
+        await until(pilot, lambda: app.chat.selected_reply())
+        app.post_message(Paste("pasted words"))
+        await until(pilot, lambda: app.chat.prompt.text == "pasted words", seconds=5)
+        assert app.chat.prompt.has_focus
