@@ -76,7 +76,7 @@ class ChatContext:
         self.caveat = ""  # a line for the user about a limit of the open model (backends/base.py), or ""
         self.editing: UserMessage | ReplyMessage | None = None  # the message that the user edits
         self._list_request: object | None = None  # the newest request for a list that is not shown yet
-        self.waiting = ""  # a message that the user sent while the model or a chat was opening
+        self.waiting = ""  # a message of the user that the app sends after the phase "opening" or "switching"
 
     @property
     def phase(self) -> str:
@@ -106,19 +106,21 @@ class ChatContext:
 
         return self.app.run_worker(run, group=group, exclusive=exclusive)
 
-    def start_reply(self, write: Callable[[], Awaitable[None]]) -> None:
-        """Run a coroutine function that writes a reply, if the app is idle. The phase changes before the
-        worker begins, because the next message of the user can arrive first."""
+    def start_reply(self, write: Callable[[], Awaitable[None]], phase: str = "replying") -> None:
+        """Run a coroutine function that writes a reply, if the app is idle. phase: the app's phase until the
+        function ends. The phase changes before the worker begins, because the next message of the user can
+        arrive first."""
         if self.phase != "idle":
             return
-        self.phase = "replying"
+        self.phase = phase
 
         async def run() -> None:
             try:
                 await write()
             finally:
-                if self.phase == "replying":
+                if self.phase == phase:
                     self.phase = "idle"
+                self.send_waiting()
                 self.app.refresh_bindings()
 
         self.start(run, group="write")
@@ -230,8 +232,8 @@ class ChatContext:
         return seen[-1] if seen else self.chosen_reply()
 
     def send_waiting(self) -> None:
-        """Send the message that the user entered while the model or a chat was opening, if the user has not
-        changed this message."""
+        """Send the message that had to wait (the phases of `SENT_LATER`), if the user has not changed this
+        message."""
         if self.waiting and self.waiting == self.prompt.text:
             self.prompt.action_submit()
         self.waiting = ""

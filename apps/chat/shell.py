@@ -10,8 +10,8 @@ from .keyboard import TerminalDriver
 class ChatShell(App[int]):
     """The app without its widgets and actions. The actions call Textual through this class."""
 
-    # "opening" at the start and while the app switches models; "switching" while the app opens another chat;
-    # else "idle", "replying" or "closing"
+    # "opening" at the start and while the app switches models; "switching" while the app opens another chat
+    # or saves the user's version of a reply; else "idle", "replying" or "closing"
     phase: var[str] = var("opening")
 
     def __init__(self) -> None:

@@ -1,5 +1,7 @@
 """`E` on a reply: the user's version becomes a branch beside it, and the model learns from it."""
 
+import threading
+
 import pytest
 from ruvmlx.apps.chat.actions.write import ON_ANOTHER_BRANCH
 from ruvmlx.apps.chat.messages import ReplyMessage
@@ -102,6 +104,59 @@ async def test_what_is_refused_stays_in_the_input(chatting, monkeypatch):  # noq
         await pilot.press("enter")
         await until(pilot, lambda: LEARNED in screen_text(app))
         assert shown_texts(app)[-1] == "Mine."
+
+
+async def test_the_next_message_waits_until_the_version_is_saved(chatting, monkeypatch):  # noqa: F811
+    """What is learned from the version can take seconds, and the chat goes on from it."""
+    saves, released = threading.Event(), threading.Event()
+    async with chatting(WIDE) as (app, pilot):
+        await ask(app, pilot, "Hello")
+        chats = app.host.holder.opened_runtime.chats
+        edit_reply = chats.edit_reply
+
+        def save(*of):
+            saves.set()
+            assert released.wait(60)
+            return edit_reply(*of)
+
+        monkeypatch.setattr(chats, "edit_reply", save)
+        await rewrite(app, pilot, "Mine.")
+        await until(pilot, saves.is_set)
+        await send(app, pilot, "And then?")
+        await until(pilot, lambda: "Sent in a moment" in screen_text(app), seconds=5)
+        released.set()
+        await until(pilot, lambda: len(app.chat.transcript.replies) == 2 and app.phase == "idle")
+        turns = await app.host.call(lambda runtime: runtime.chats.turns(app.chat.state.session))
+        assert [turn.content for turn in turns[:3]] == shown_texts(app)[:3] == ["Hello", "Mine.", "And then?"]
+
+
+async def test_a_version_waits_for_the_end_of_a_reply(chatting, monkeypatch):  # noqa: F811
+    """Saved during the reply, it would take the growing reply off the screen."""
+    released = threading.Event()
+    async with chatting(WIDE) as (app, pilot):
+        reply = await ask(app, pilot, "First")
+        await ask(app, pilot, "Second")
+        chats = app.host.holder.opened_runtime.chats
+        again = chats.again
+
+        def write(*of, **how):
+            assert released.wait(60)
+            return again(*of, **how)
+
+        monkeypatch.setattr(chats, "again", write)
+        await pilot.press("tab", "up", "E")
+        await until(pilot, lambda: app.chat.editing is reply and app.chat.prompt.has_focus)
+        await pilot.press("ctrl+g")
+        await until(pilot, lambda: app.phase == "replying")
+        app.chat.prompt.text = "Mine."
+        await pilot.press("enter")
+        await until(pilot, lambda: "Still replying" in screen_text(app), seconds=5)
+        assert app.chat.prompt.text == "Mine." and app.chat.editing is reply
+        released.set()
+        await until(pilot, lambda: app.phase == "idle")
+        await pilot.press("enter")
+        await until(pilot, lambda: LEARNED in screen_text(app))
+        assert shown_texts(app) == ["First", "Mine."]
 
 
 async def test_the_users_own_key_is_told(chatting):  # noqa: F811

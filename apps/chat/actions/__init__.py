@@ -62,7 +62,10 @@ class Actions:
         if edited is None:
             await self.write.show_end()
         elif isinstance(edited, ReplyMessage):
-            self.rewrite.save(edited, text.strip())
+            if self._must_wait(None):
+                self._wait(text, edited)
+            else:
+                self.rewrite.save(edited, text.strip())
             return
         try:
             command = parse(text)
@@ -104,10 +107,10 @@ class Actions:
             return False
         return not (phase == "replying" and command and COMMANDS[command.name].during_reply)
 
-    def _wait(self, text: str = "", edited: UserMessage | None = None) -> None:
+    def _wait(self, text: str = "", edited: UserMessage | ReplyMessage | None = None) -> None:
         """Tell the user that the app cannot send the message `text` or run a command yet. Put the message
-        back into the input. If the model or a chat is still opening, the app sends this message when it is
-        open, unless the user has changed the text in the input."""
+        back into the input. In the phases of SENT_LATER, the app sends this message when the phase ends,
+        unless the user has changed the text in the input."""
         chat = self._chat
         if text:
             self.edit.put_back(text, edited.message_id if edited else None)

@@ -41,13 +41,10 @@ class RewriteActions:
         return reply
 
     def save(self, reply: ReplyMessage, text: str) -> None:
-        """Save the text as the user's version of the reply. If the runtime refuses the text, or still saves
-        another text, put the text back into the input."""
-        if reply.progress:
-            self._edit.put_back(text, reply.message_id)
-        else:
-            reply.progress = "saving your version"
-            self._chat.start(partial(self._save, reply, text), group="write")
+        """Save the text as the user's version of the reply. If the runtime refuses the text, put the text
+        back into the input. The next message waits until the text is saved, because it follows the text."""
+        reply.progress = "saving your version"
+        self._chat.start_reply(partial(self._save, reply, text), "switching")
 
     async def _save(self, reply: ReplyMessage, text: str) -> None:
         chat, session, message = self._chat, self._chat.state.session, reply.message_id
