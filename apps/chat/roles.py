@@ -34,7 +34,8 @@ def folder() -> Path:
 
 def names() -> list[str]:
     """Return the names of the roles that the user saved and of the built-in roles."""
-    own = [file.stem for file in sorted(folder().glob("*.md")) if _NAME.fullmatch(file.stem)]
+    files = sorted(file for file in folder().glob("*.md") if file.is_file())
+    own = [file.stem for file in files if _NAME.fullmatch(file.stem)]
     return [*own, *(name for name in BUILT_IN if name not in own)]
 
 

@@ -82,6 +82,14 @@ def test_a_damaged_role_is_told_and_does_not_hide_the_others(home):
     assert len(roles.lines()) == len(roles.BUILT_IN) + 3
 
 
+def test_a_link_to_nothing_does_not_hide_the_other_roles(open_tiny, home):
+    (home / "roles").mkdir(parents=True)
+    (home / "roles" / "gone.md").symlink_to(home / "elsewhere.md")
+    with open_tiny() as runtime:
+        code, said = run_plain(runtime, "/as", "/as brief", "/as none")
+    assert code == 0 and "brief       Answer in one or two short sentences." in said and "gone" not in said
+
+
 async def test_the_app_answers_in_a_role(home):
     runtime = ScriptedRuntime(["Fine."])
     async with chatting(runtime) as (app, pilot):
