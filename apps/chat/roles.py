@@ -62,6 +62,8 @@ def save(name: str, prompt: str) -> Path:
     an earlier role of the same name."""
     if not _NAME.fullmatch(name):
         raise UsageError(f"a role's name has small letters, digits, - and _, got {name[:40]!r}")
+    if name in ("none", "save"):
+        raise UsageError(f"{name!r} is a word of /as and cannot be a role's name; choose another name")
     if not prompt.strip():
         raise UsageError("this chat has no system prompt to keep; /system TEXT sets one")
     file = folder() / f"{name}.md"

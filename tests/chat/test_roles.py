@@ -58,6 +58,8 @@ def test_a_role_that_is_saved_again_says_what_it_replaces(open_tiny, home):
     [
         ("/as reviwer", "Did you mean 'reviewer'?"),
         ("/as ../../etc/passwd", "there is no role"),
+        ("/as save none", "'none' is a word of /as and cannot be a role's name"),
+        ("/as save save", "'save' is a word of /as and cannot be a role's name"),
         ("/as save mine", "has no system prompt to keep"),
         ("/as save ../mine", "a role's name has small letters"),
     ],
