@@ -70,6 +70,19 @@ async def test_several_files_are_put_into_the_message(tmp_path):
         assert "one two" in runtime.said[0] and "x" * 400 in runtime.said[0]
 
 
+async def test_the_picked_file_takes_the_place_of_a_begun_name_in_quotes(tmp_path):
+    """Tab opens the quotes for a folder whose name has a space."""
+    (tmp_path / "my notes").mkdir()
+    (tmp_path / "my notes" / "one.md").write_text("one two")
+    runtime = ScriptedRuntime(["Fine."])
+    async with chatting(runtime, SMALL, files=UserFiles(tmp_path)) as (app, pilot):
+        await pilot.press(*"Read @my", "tab", "f6")
+        await until(pilot, lambda: isinstance(app.screen, FileScreen) and app.screen._entries)
+        await pilot.press("enter")
+        await until(pilot, lambda: not isinstance(app.screen, FileScreen))
+        assert app.chat.prompt.text == 'Read @"my notes/one.md" '
+
+
 async def test_a_letter_with_an_accent_finds_both_forms_of_it(tmp_path):
     """Programs of macOS write "ü" into a file's name as two characters, a keyboard types one."""
     (tmp_path / "u\u0308ber.md").write_text("x")

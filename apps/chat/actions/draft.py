@@ -17,7 +17,8 @@ from ..file_screen import FileScreen
 from ..user_files import UserFiles
 from .select import SelectActions
 
-_BEGUN = re.compile(r'(?:^|\s)(@[^\s"]*)$')
+# the beginning of a file's name: @so, or @"my notes/so, as Tab completes a folder's name with a space
+_BEGUN = re.compile(r'(?:^|\s)(@(?:"[^"]*/)?[^\s"]*)$')
 
 
 class DraftActions:
@@ -75,7 +76,7 @@ class DraftActions:
             return
         prompt = self._chat.prompt
         line, column = prompt.cursor_location
-        begun = _BEGUN.search(prompt.line_start)  # "@so": the first letters of a name that the user types
+        begun = _BEGUN.search(prompt.line_start)
         start = begun.start(1) if begun else column
         space = "" if not start or prompt.line_start[:start].endswith((" ", "\t")) else " "
         prompt.replace(space + chosen, (line, start), (line, column))
