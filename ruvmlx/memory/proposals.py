@@ -73,7 +73,8 @@ def proposals(few: int = MAX_PROPOSALS) -> list[ModelOffer]:
     """Return at most `few` models of the table that fit this machine and are not installed, the best model
     first.
     few: the maximum number of models in the result."""
-    rows = [row for row in table() if not any(_is_same(row.facts, here) for here in readable_models())]
+    here = list(readable_models())
+    rows = [row for row in table() if not any(_is_same(row.facts, facts) for facts in here)]
     fitting = [row for row in rows if _need(row.facts).total <= _limit()]
     offers = [_offer(row.facts, row.licence, False) for row in fitting]
     return choose_offers(offers, few)

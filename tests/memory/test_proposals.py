@@ -88,6 +88,14 @@ def test_weights_of_another_program_are_not_fetched_again(machine):
     assert not any("Qwen3-8B" in offer.name for offer in proposals.proposals())
 
 
+def test_the_models_here_are_read_once(machine, monkeypatch):
+    """Each read takes the header of every model, some 30 ms for one."""
+    machine(16 * GB)
+    reads, here = [], proposals.readable_models
+    monkeypatch.setattr(proposals, "readable_models", lambda: reads.append(1) or here())
+    assert len(proposals.table()) > 1 and proposals.proposals() and len(reads) == 1
+
+
 def test_nothing_is_proposed_beside_a_good_model(machine):
     """A smaller model than one that is here and fits is no better one; beside the starter it is."""
     starter = replace(row("0.5B"), name="starter", parameters=135_000_000, bytes=10**8)
