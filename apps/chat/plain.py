@@ -2,10 +2,11 @@
 never moves the cursor.
 
 Every step of the chat and every reply runs in the main thread. Other threads run only helpers, such as the
-connections to tool servers. During a reply, Ctrl-C stops the reply and keeps its text. At the prompt,
-Ctrl-C ends the chat. While the store saves a rating or a message, Ctrl-C has no effect until the store has
-saved the data. A closed terminal, SIGTERM or a closed pipe also stops the reply, keeps its text, and then
-ends the chat. Answers go to stdout, and errors go to stderr.
+connections to tool servers. During a reply, Ctrl-C stops the reply and keeps its text. While the files of a
+message are read, Ctrl-C stops the message. At the prompt, Ctrl-C ends the chat. While the store saves a
+rating or a message, Ctrl-C has no effect until the store has saved the data. A closed terminal, SIGTERM or a
+closed pipe also stops the reply, keeps its text, and then ends the chat. Answers go to stdout, and errors go
+to stderr.
 
 Plain mode does not train the model in idle time, because the thread that owns the runtime waits for the
 user's next line. The app and the command `ruvmlx learn consolidate` train the model.
@@ -21,7 +22,7 @@ from typing import TextIO
 
 from ruvmlx.engine.repetition import REPEATS
 from ruvmlx.engine.types import Chunk
-from ruvmlx.errors import NotFound
+from ruvmlx.errors import Interrupted, NotFound
 from ruvmlx.host.model_holder import ModelHolder, Opener, OpenRuntime, StoppableWatch
 from ruvmlx.host.serving import BeginReply
 from ruvmlx.models.text.thinking import AnswerFilter
@@ -141,7 +142,10 @@ class PlainChat:
     def _send(self, text: str) -> None:
         if has_mention(text):
             count = self._runtime.chats.count_tokens
-            found = with_files(text, self._state.options.files, count)
+            with self._stoppable(True):
+                found = with_files(text, self._state.options.files, count)
+            if self._state.cancel.is_set():
+                raise Interrupted("stopped; nothing was sent.")
             text = found.text
             for note in found.notes:
                 self._streams.note(note)
@@ -163,7 +167,8 @@ class PlainChat:
 
     @contextlib.contextmanager
     def _stoppable(self, is_stoppable: bool) -> Iterator[None]:
-        """Let Ctrl-C end the step within the `with` block, because this step can wait long for a server."""
+        """Let Ctrl-C end the work within the `with` block, because this work can take long: a step that waits
+        for a server, or the read of a file."""
         if not is_stoppable:
             yield
             return

@@ -45,7 +45,8 @@ class ChatState:
     changed_options: dict[str, ChatOptions] = field(default_factory=dict)
     sensors: Sensors = field(default_factory=Sensors)
     tools: ChatTools = field(default_factory=ChatTools)
-    # if this event is set, the start of a tool server by the step `tools` ends
+    # if this event is set, the work in progress ends: the start of a tool server by the step `tools`, or in
+    # plain mode the read of a message's files
     cancel: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:

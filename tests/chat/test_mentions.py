@@ -1,16 +1,19 @@
 """`@path` puts a file's text into a message, in the app and in plain mode."""
 
 import io
+import os
+import signal
 from pathlib import Path
 
 import pytest
+from ruvmlx.apps.chat import mentions
 from ruvmlx.apps.chat.mentions import MAX_FILE_BYTES, as_shown, has_mention, with_files, without_files
 from ruvmlx.apps.chat.messages import UserMessage
 from ruvmlx.apps.chat.options import ChatOptions
 from ruvmlx.apps.chat.plain import PlainChat
 from ruvmlx.apps.chat.user_files import HERE, UserFiles
 
-from ruvmlx.errors import UsageError
+from ruvmlx.errors import Interrupted, UsageError
 
 from .helpers import ask, chatting, screen_text, until
 from .scripted import ScriptedRuntime
@@ -174,3 +177,21 @@ async def test_earlier_messages_come_back_as_they_were_typed():
 class Never:
     def is_set(self):
         return False
+
+
+@pytest.mark.parametrize("stops", [True, False], ids=["stopped", "read to its end"])
+def test_ctrl_c_while_a_file_is_read_sends_nothing_and_the_plain_chat_goes_on(monkeypatch, capsys, stops):
+    """A long PDF takes seconds. Only at the prompt does Ctrl-C end the chat."""
+
+    def read(path, name):
+        os.kill(os.getpid(), signal.SIGINT)
+        if stops:
+            raise Interrupted("ruvmlx was stopped before the file was read.")
+        return "text"
+
+    monkeypatch.setattr(mentions, "pdf_text", read)
+    Path("long.pdf").write_bytes(b"%PDF")
+    runtime, sink = ScriptedRuntime(["Fine."]), io.StringIO()
+    PlainChat(runtime, ChatOptions(), io.StringIO("Read @long.pdf\nHello\n"), sink).run()
+    assert sink.getvalue() == "Assistant: Fine.\n" and runtime.said == ["Hello"]
+    assert "stopped" in capsys.readouterr().err
