@@ -39,6 +39,7 @@ from .file_screen import FileScreen
 from .idle import IdleLearner
 from .messages import WHY_KEYS, ReplyMessage
 from .options import ChatOptions
+from .ordered_keys import typed_character
 from .panel import Panel
 from .picker_screen import PickerScreen
 from .prompt import Prompt
@@ -213,9 +214,9 @@ class ChatApp(ChatShell):
             self.actions.write.more()
         elif event.key in WHY_KEYS and self.phase == "idle":
             self.chat.status.flash(NO_BAD_RATING)
-        elif event.is_printable and event.character is not None:
+        elif character := typed_character(event):
             self.screen.set_focus(self.chat.prompt)
-            self.chat.prompt.insert(event.character)
+            self.chat.prompt.insert(character)
 
     @on(events.DescendantFocus)
     def _show_mode(self, event: events.DescendantFocus) -> None:

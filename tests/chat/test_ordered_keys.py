@@ -48,18 +48,42 @@ def send_typed(app, text):
         app.post_message(event)
 
 
-async def test_typed_joiners_reach_the_message_and_the_lists():
-    """Persian words and many emoji have characters without a width: U+200C and U+200D."""
+@pytest.mark.parametrize(
+    "typed",
+    [JOINED, "\u65e5\u672c\u3000\u8a9e!", "Quoi\xa0?", "a \U0001faea b"],
+    ids=["joiners", "ideographic space", "no-break space", "new emoji"],
+)
+async def test_every_typed_character_reaches_the_message_and_the_lists(typed):
+    """Persian words and many emoji have characters without a width: U+200C and U+200D. Japanese and French
+    keyboards type other spaces. An emoji can be newer than this Python."""
     async with chatting(ScriptedRuntime()) as (app, pilot):
-        send_typed(app, JOINED)
-        await until(pilot, lambda: "\U0001f4bb" in app.chat.prompt.text)
-        assert app.chat.prompt.text == JOINED
+        send_typed(app, typed)
+        await until(pilot, lambda: app.chat.prompt.text.endswith(typed[-1]))
+        assert app.chat.prompt.text == typed
         await pilot.press("ctrl+o")
         await until(pilot, lambda: app.screen.query(OrderedInput) and app.screen.focused)
         field = app.screen.query_one(OrderedInput)
-        send_typed(app, JOINED)
-        await until(pilot, lambda: "\U0001f4bb" in field.value)
-        assert field.value == JOINED
+        send_typed(app, typed)
+        await until(pilot, lambda: field.value.endswith(typed[-1]))
+        assert field.value == typed
+
+
+async def test_a_key_of_the_numeric_keypad_types_no_private_character():
+    """The key 5 without Num Lock, in a terminal with the kitty protocol."""
+    async with chatting(ScriptedRuntime()) as (app, pilot):
+        send_typed(app, "a\x1b[57427ub")
+        await until(pilot, lambda: app.chat.prompt.text.endswith("b"))
+        assert app.chat.prompt.text == "ab"
+
+
+async def test_a_space_of_japanese_keyboards_leaves_the_choice_of_a_reply():
+    async with chatting(ScriptedRuntime(["One."])) as (app, pilot):
+        await ask(app, pilot)
+        await pilot.press("tab")
+        await until(pilot, lambda: app.chat.selected_reply())
+        send_typed(app, "\u3000\u8a9e")
+        await until(pilot, lambda: "\u8a9e" in app.chat.prompt.text)
+        assert app.chat.prompt.text == "\u3000\u8a9e"
 
 
 @pytest.mark.parametrize("key", ["ctrl+o", "f3"])
