@@ -9,6 +9,7 @@ from ruvmlx.apps.chat import clipboard
 from ruvmlx.apps.chat.code import code_blocks
 
 from ruvmlx.errors import RuvmlxError
+from ruvmlx.runtime import Turn
 
 from .helpers import ask, chatting, screen_text, until
 from .scripted import ScriptedRuntime
@@ -113,3 +114,15 @@ async def test_copy_takes_the_whole_reply_or_one_code_block(monkeypatch):
         await ask(app, pilot)
         await pilot.press("tab", "c")
         await until(pilot, lambda: app.chat.prompt.text == "c")  # the reply has no code: the letter is typed
+
+
+async def test_an_imported_reply_can_be_copied():
+    """It has no id of a reply, so it cannot be rated."""
+    runtime, copied = ScriptedRuntime(), []
+    runtime.spoken["imported"] = [Turn("user", "Hi", id=1), Turn("assistant", CODE, id=2)]
+    options = {"session": "imported", "copies": lambda text: not copied.append(text)}
+    async with chatting(runtime, **options) as (app, pilot):
+        for typed in ("/copy", "/copy 2"):
+            app.chat.prompt.text = typed
+            await pilot.press("enter")
+        await until(pilot, lambda: copied == [CODE, "two"], seconds=5)

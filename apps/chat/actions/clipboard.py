@@ -18,8 +18,11 @@ class ClipboardActions:
         self._chat, self._rate = chat, rate
 
     def copy(self, argument: str = "") -> None:
-        """Copy the chosen reply. If `argument` is a number, copy the reply's code block with this number."""
-        reply = self._chat.chosen_reply()
+        """Copy the chosen reply, or else the newest complete reply, which can be imported. If `argument` is a
+        number, copy the reply's code block with this number."""
+        newest = reversed(self._chat.transcript.messages)
+        complete = (m for m in newest if isinstance(m, ReplyMessage) and m.finished)
+        reply = self._chat.chosen_reply() or next(complete, None)
         if reply is None:
             raise NotFound("there is no reply to copy yet")
         blocks = reply.code_blocks
