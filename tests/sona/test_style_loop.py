@@ -144,7 +144,7 @@ def test_a_refused_style_is_no_start(rated_runtime, monkeypatch):
         monkeypatch.setattr(TasteModel, "predict_gain", lambda *_, no=refused: (-1.0 if no else 1.0, 0.0))
         counts = count_measurements(rated_runtime.learner, monkeypatch)
         report = rated_runtime.learning.consolidate()
-        assert (report["used"] == used) == refused and counts["KL"] == 0
+        assert (report["used"] == used) == refused and counts == {"probe": 1, "replies": 1}
         assert bool(rated_runtime.learner.base.pairs) != refused
 
 
@@ -177,17 +177,11 @@ def test_undo_gives_back_the_base_before(rated_runtime):
 def test_more_faults_shrink_the_step_and_then_refuse_it(rated_runtime, monkeypatch):
     monkeypatch.setattr(faults, "MIN_VARIETY", 2.0)
     monkeypatch.setattr(faults, "is_foreign", lambda *_: False)
-    shares = []
-    worse = style_loop.StyleLoop._worse
-
-    def measure_and_count(self, found, *more):
-        shares.append(found.scale)
-        return worse(self, found, *more)
-
-    monkeypatch.setattr(style_loop.StyleLoop, "_worse", measure_and_count)
+    tried = record_candidates(monkeypatch)
     report = rated_runtime.learning.consolidate()
     assert not report["promoted"] and "less variety" in report["reason"]
-    assert np.array(shares) / shares[0] == pytest.approx(style_scale.STEPS)
+    shares = [one.scale / tried[0].scale for one in tried]
+    assert shares == pytest.approx(style_scale.STEPS)
     assert rated_runtime.backend.lora is None and rated_runtime.status().adapter_version == 12
     assert (
         rated_runtime.status().last.report["reason"] == report["reason"]
@@ -200,12 +194,8 @@ def test_a_smaller_step_is_measured_before_its_use(rated_runtime, monkeypatch, h
     """The replies with a smaller step need no measurement, unless the base LoRA has another part below it."""
     if has_trained_base:
         promote_trained_base(rated_runtime)
-    tried = []
-    monkeypatch.setattr(
-        style_loop.StyleLoop,
-        "_worse",
-        lambda self, found, *more: (tried.append(found) or "bad" * (len(tried) < 3), 0.0),
-    )
+    tried = record_candidates(monkeypatch)
+    monkeypatch.setattr(style_loop.StyleLoop, "_worse", lambda *_: ("bad" * (len(tried) < 3), 0.0))
     counts = count_measurements(rated_runtime.learner, monkeypatch)
     assert rated_runtime.learning.consolidate()["promoted"]
     first, second, third = (one.ground.probe.floor for one in tried)
@@ -219,20 +209,19 @@ def test_a_smaller_step_is_measured_before_its_use(rated_runtime, monkeypatch, h
 def test_replies_of_less_variety_lead_to_a_smaller_style(rated_runtime, monkeypatch, second, share):
     """If the smaller style has faults or no clear gain, the larger style stays."""
     monkeypatch.setattr(style_scale, "VARIETY_LOSS", 0.05)
-    seen = []
+    tried = record_candidates(monkeypatch)
 
-    def worse(self, found, *more):
-        seen.append(found.scale)
-        return ("bad" * (second == "worse" and len(seen) > 1), 0.0625 if len(seen) == 1 else 0.04)
+    def worse(*_):
+        return ("bad" * (second == "worse" and len(tried) > 1), 0.0625 if len(tried) == 1 else 0.04)
 
     def gain(*_):
-        return (0.0, 1.0) if seen and second == "unclear" else (1.0, 0.0)
+        return (0.0, 1.0) if len(tried) > 1 and second == "unclear" else (1.0, 0.0)
 
     monkeypatch.setattr(style_loop.StyleLoop, "_worse", worse)
     monkeypatch.setattr(TasteModel, "predict_gain", gain)
     report = rated_runtime.learning.consolidate()
     assert report["promoted"] and report["share"] == pytest.approx(share)
-    assert report["scale"] == pytest.approx(share * seen[0]) and report["gain"] == 1.0
+    assert report["scale"] == pytest.approx(share * tried[0].scale) and report["gain"] == 1.0
 
 
 @pytest.mark.parametrize("pleases", [True, False])
@@ -323,6 +312,19 @@ def test_the_original_model_writes_its_replies_once(rated_runtime, monkeypatch):
     monkeypatch.setattr(faults, "questions", lambda: ("How?",))
     assert len(sample()) == 1 and counts == {"replies": 1}
     assert backend.lora is base is not None
+
+
+def record_candidates(monkeypatch) -> list:
+    """Return a list that gets each candidate with a style whose replies are written."""
+    tried, write = [], style_loop.StyleLoop._replies
+
+    def write_and_record(self, candidate, pause):
+        if candidate.scale:
+            tried.append(candidate)
+        return write(self, candidate, pause)
+
+    monkeypatch.setattr(style_loop.StyleLoop, "_replies", write_and_record)
+    return tried
 
 
 def count_measurements(learner, monkeypatch) -> Counter:

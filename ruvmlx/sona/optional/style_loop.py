@@ -75,20 +75,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A base LoRA and a MicroLoRA that were tested together, and could be used.
+    """A base LoRA and a MicroLoRA that could be used together.
 
     scale: the scale s of the style; 0 without a style
     ground: the base LoRA with the KL probe under it
     update: the MicroLoRA, which is scaled to the caps
-    replies: the model's replies to the questions of faults.py
-    features: the features of these replies, with which the taste model predicts their stars
     """
 
     scale: float
     ground: ProbedBase
     update: instant.Update
-    replies: list[SampledReply]
-    features: list[ReplyFeatures]
 
 
 @dataclass(frozen=True)
@@ -201,7 +197,7 @@ class StyleLoop:
     def _shrunk(
         self, basis: StyleBasis, choice: StyleChoice, largest: MeasuredBase, is_near: bool,
         progress: Progress, pause: Pause,
-    ) -> "_Tested":  # fmt: skip
+    ) -> _Tested:  # fmt: skip
         """Test the style at shares of the largest scale, each smaller than the one before, until there is no
         next share. Return the result of the smallest share that passed; if none passed, the last result.
         is_near: True to leave a loss of variety below the limit of faults to the next step"""
@@ -210,10 +206,11 @@ class StyleLoop:
         for tried in range(len(STEPS) + 1):
             progress(TRIES + 1 + tried, PARTS, math.nan)
             found = largest if share == 1 else self._smaller(basis, choice, largest, share, power, pause)
-            candidate = self._candidate(found.scale, found.ground, pause)
-            gain = self._learner.taste.model.predict_gain(candidate.features, plain)
+            candidate = _Candidate(found.scale, found.ground, self._update(found.ground.probe))
+            replies = self._replies(candidate, pause)
+            gain = self._learner.taste.model.predict_gain(self._features(replies), plain)
             is_clear = gain[0] > DOUBT * gain[1]
-            words, loss = self._worse(candidate, choice.likes_longer, pause) if is_clear else (UNCLEAR, 0.0)
+            words, loss = self._worse(replies, choice.likes_longer, pause) if is_clear else (UNCLEAR, 0.0)
             tested = _Tested(found, share, candidate, *gain, loss, words)
             good = good if words else tested
             # a smaller style gains less, so no smaller share is tried after an unclear gain
@@ -234,34 +231,33 @@ class StyleLoop:
         can be used, which the MicroLoRA of that step wrote"""
         ratings = self._learner.taste.model.ratings
         if self._without is None or not may_reuse or not 0 <= ratings - self._without[0] <= REUSED_FOR:
-            self._without = ratings, self._plain(pause).features
+            self._without = ratings, self._features(self._replies(self._plain(pause), pause))
         return self._without[1]
 
-    def _plain(self, pause: Pause) -> "_Candidate":
-        """Test the model without a style, and return the result."""
+    def _plain(self, pause: Pause) -> _Candidate:
+        """Return the model without a style."""
         active, trained = self._learner.active, self._trained_base
         if trained is None:
-            return self._candidate(0.0, ProbedBase(BaseLoRA({}), active.frozen_probe), pause)
-        ground = self._measure_once("probe", 0.0, partial(active.probe_base, trained, pause))
-        return self._candidate(0.0, ground, pause)
+            ground = ProbedBase(BaseLoRA({}), active.frozen_probe)
+        else:
+            ground = self._measure_once("probe", 0.0, partial(active.probe_base, trained, pause))
+        return _Candidate(0.0, ground, self._update(ground.probe))
 
-    def _candidate(self, scale: float, ground: ProbedBase, pause: Pause) -> "_Candidate":
-        """Test a base LoRA, and return the result. The function scales the MicroLoRA to the caps. The model
-        then answers questions that no user rated.
+    def _replies(self, candidate: _Candidate, pause: Pause) -> list[SampledReply]:
+        """Return the candidate's replies to the questions of faults.py, which no user rated."""
+        learner, adapter = self._learner, candidate.update.adapter
+        with learner.active.install_for(candidate.ground.lora):
+            sample = partial(faults.sample, self._model, learner.backend, adapter, pause)
+            return self._measure_once("replies", candidate.scale, sample)
 
-        scale: the scale s of the style; 0 without a style
-        ground: the base LoRA with the KL probe under it
-        """
-        learner, update = self._learner, self._update(ground.probe)
-        with learner.active.install_for(ground.lora):
-            sample = partial(faults.sample, self._model, learner.backend, update.adapter, pause)
-            replies = self._measure_once("replies", scale, sample)
+    def _features(self, replies: list[SampledReply]) -> list[ReplyFeatures]:
+        """Return the features of replies to the questions of faults.py. The taste model predicts the stars of
+        the replies from these features."""
         decode = self._model.tokenizer.decode
-        features = [
+        return [
             features_of(question, thinking.split(decode(ids)).answer, ended)
             for question, (ids, ended) in zip(faults.questions(), replies, strict=True)
         ]
-        return _Candidate(scale, ground, update, replies, features)
 
     def _update(self, probe: KLProbe) -> instant.Update:
         """Return the MicroLoRA, scaled to the caps under a base LoRA. probe: the KL probe under this base"""
@@ -348,20 +344,20 @@ class StyleLoop:
 
     # -- faults --------------------------------------------------------------------------------------
 
-    def _worse(self, candidate: "_Candidate", may_be_longer: bool, pause: Pause) -> tuple[str, float]:
-        """Compare a candidate's replies with the original model's replies to questions that no user asked.
-        Return (a fault that the candidate has more often, "" if there is none; the share of the variety that
+    def _worse(self, replies: list[SampledReply], may_be_longer: bool, pause: Pause) -> tuple[str, float]:
+        """Compare replies with the original model's replies to the same questions, which no user asked.
+        Return (a fault that the replies have more often, "" if there is none; the share of the variety that
         is lost). may_be_longer: see `Faults.worse_than`"""
         tokenizer = self._model.tokenizer
         plain = self._learner.fault_baseline.sample(self._model, self._learner.backend, pause)
-        usual, now = (Faults.of(replies, plain, tokenizer) for replies in (plain, candidate.replies))
+        usual, now = (Faults.of(found, plain, tokenizer) for found in (plain, replies))
         worse = now.worse_than(usual, may_be_longer)
         return (f"replies to other questions had more faults: {worse}" if worse else ""), 1 - now.variety
 
     # -- the end -------------------------------------------------------------------------------------
 
     def _promote(
-        self, parent: int, candidate: "_Candidate", facts: dict[str, Any], reason: str
+        self, parent: int, candidate: _Candidate, facts: dict[str, Any], reason: str
     ) -> dict[str, Any]:
         learner, ground, update = self._learner, candidate.ground, candidate.update
         report = _report(True, reason, **facts, kl=update.kl)
