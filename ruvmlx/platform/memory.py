@@ -7,9 +7,9 @@ import sys
 from dataclasses import dataclass
 
 _STATUS = "/proc/self/status"
-# In bytes. glibc gives each larger block its own mapping, so that `free` returns the memory of the block. With
-# 64 kB, the tables of the taste model split the heap: a table that grew with the ratings left a hole that was
-# too small for the next table (docs/benchmarks.md).
+# In bytes. glibc gives each larger block its own mapping, so that `free` returns the memory of the block.
+# With 64 kB, the tables of the taste model split the heap: a table that grew with the ratings left a hole
+# that was too small for the next table (docs/benchmarks.md).
 _OWN_MAPPING = 16384
 _END_OF_HEAP = 4096  # in bytes: glibc keeps so much free memory at the end of its heap
 # The maximum number of glibc arenas. By default, glibc makes up to eight arenas for each core, and each arena
