@@ -24,8 +24,8 @@ class HeldBodies:
 
     @contextlib.asynccontextmanager
     async def arriving(self, seconds: float) -> AsyncIterator[None]:
-        """In the `async with` block, read a body. Raise TimeoutError after `seconds`, or when `stop` is
-        called."""
+        """The caller reads a body in the `async with` block. The block ends with TimeoutError after
+        `seconds`, or when `stop` is called."""
         async with asyncio.timeout(seconds) as deadline:
             self._deadlines.add(deadline)
             try:
@@ -37,7 +37,8 @@ class HeldBodies:
         """Wait for no body any more. Only the thread of the event loop can call this method."""
         self.is_stopped = True
         for deadline in self._deadlines:
-            deadline.reschedule(0)
+            if not deadline.expired():
+                deadline.reschedule(0)
 
 
 class HeldBody:

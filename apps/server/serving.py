@@ -176,9 +176,9 @@ class Serving:
     def stop(self) -> None:
         """End all replies of this model, and refuse requests from now on."""
         self.stopping = True
-        self.bodies.stop()
         for request in self._requests.values():
             request.cancel.set()
+        self.bodies.stop()
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine that writes a reply. The coroutine runs to its end, even if the client leaves."""

@@ -11,11 +11,15 @@ _STATUS = "/proc/self/status"
 # With 64 kB, the tables of the taste model split the heap: a table that grew with the ratings left a hole
 # that was too small for the next table (docs/benchmarks.md).
 _OWN_MAPPING = 16384
-_END_OF_HEAP = 4096  # in bytes: glibc keeps so much free memory at the end of its heap
+# In bytes. When glibc makes its heap larger or smaller, it leaves this free memory at the end.
+_END_OF_HEAP = 4096
+# The maximum number of such mappings. Linux allows a process 65,530 mappings of all kinds.
+_MAPPINGS = 8192
 # The maximum number of glibc arenas. By default, glibc makes up to eight arenas for each core, and each arena
 # keeps its own freed memory.
 _ARENAS = 2
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8  # of glibc's <malloc.h>
+# of glibc's <malloc.h>
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -3, -4, -8
 _FOOTPRINT = 72  # the byte offset of ri_phys_footprint in struct rusage_info_v0 (macOS, <sys/resource.h>)
 
 
@@ -82,6 +86,7 @@ def limit_unused_memory() -> None:
         set_option(_M_MMAP_THRESHOLD, _OWN_MAPPING)
         set_option(_M_TRIM_THRESHOLD, _OWN_MAPPING)
         set_option(_M_TOP_PAD, _END_OF_HEAP)
+        set_option(_M_MMAP_MAX, _MAPPINGS)
         set_option(_M_ARENA_MAX, _ARENAS)
 
 

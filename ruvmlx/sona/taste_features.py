@@ -26,8 +26,8 @@ _WORDS_AT = _HEAD + 4 * len(MEASURES)  # bytes before the hashes of encoded feat
 @dataclass(frozen=True, slots=True)
 class ReplyFeatures:
     """The features of one reply, as the store has them: 4 M + 3 W + 6 bytes, which is less than 1 kB for 100
-    words. The object has no arrays of its own, because three arrays need over 1 kB beside the numbers. Each
-    property that is an array is a view of the bytes.
+    words. The object has no arrays of its own, because the objects of three arrays take over 1 kB in addition
+    to the numbers. Each property that is an array is a view of the bytes.
 
     data: as `of` encodes the features
     """
@@ -63,8 +63,9 @@ class ReplyFeatures:
         """Return the features with other measures [M]."""
         return ReplyFeatures(self.data[:_HEAD] + measures.astype("<f4").tobytes() + self.data[_WORDS_AT:])
 
-    def __len__(self) -> int:
-        """Return W, the number of different words and pairs of words."""
+    @property
+    def word_count(self) -> int:
+        """W, the number of different words and pairs of words."""
         return (len(self.data) - _WORDS_AT) // 3
 
     @property
@@ -80,12 +81,12 @@ class ReplyFeatures:
     @property
     def words(self) -> np.ndarray:
         """The hashes of the reply's words and pairs of words, ascending: [W] uint16."""
-        return np.frombuffer(self.data, "<u2", len(self), _WORDS_AT)
+        return np.frombuffer(self.data, "<u2", self.word_count, _WORDS_AT)
 
     @property
     def counts(self) -> np.ndarray:
         """The number of times that the reply has each word or pair: [W] uint8."""
-        return np.frombuffer(self.data, "u1", len(self), _WORDS_AT + 2 * len(self))
+        return np.frombuffer(self.data, "u1", self.word_count, _WORDS_AT + 2 * self.word_count)
 
 
 @dataclass(frozen=True)
@@ -110,13 +111,13 @@ class ReplyTable:
         if isinstance(replies, ReplyTable):
             return replies
         measures = b"".join(r.data[_HEAD:_WORDS_AT] for r in replies)
-        words = b"".join(r.data[_WORDS_AT : _WORDS_AT + 2 * len(r)] for r in replies)
-        counts = b"".join(r.data[_WORDS_AT + 2 * len(r) :] for r in replies)
+        words = b"".join(r.data[_WORDS_AT : _WORDS_AT + 2 * r.word_count] for r in replies)
+        counts = b"".join(r.data[_WORDS_AT + 2 * r.word_count :] for r in replies)
         return cls(
             np.frombuffer(measures, "<f4").reshape(-1, len(MEASURES)),
             np.frombuffer(words, "<u2"),
             np.frombuffer(counts, "u1"),
-            np.array([len(r) for r in replies], np.int64),
+            np.array([r.word_count for r in replies], np.int64),
             np.array([r.opener for r in replies], np.int64),
         )
 

@@ -41,17 +41,7 @@ from ..taste_features import ReplyFeatures, features_of
 from ..taste_push import END_KL
 from .style_basis import StyleBasis, sum_of_bases, trained_part
 from .style_choice import DOUBT, StyleChoice, agreement
-from .style_scale import (
-    MIN_POWER,
-    POWER,
-    STEPS,
-    TRIES,
-    USED,
-    MeasuredBase,
-    ScaleSearch,
-    UsedStyle,
-    smaller_share,
-)
+from .style_scale import STEPS, TRIES, USED, MeasuredBase, ScaleSearch, UsedStyle, smaller_share
 from .style_source import BasisSource
 
 # The base's maximum KL at a confidence of 1, nats per token. The MicroLoRA has the rest of the cap on the KL
@@ -63,9 +53,9 @@ KL = 0.08
 DISAGREEMENT = 2.0
 UNDERSHOOT = 1.5  # the found s is usually so many times the s that the basis's own KL (`StyleBasis.kl`) gives
 PARTS = TRIES + len(STEPS) + 2  # the maximum number of parts of a step, for the progress
-REUSED_FOR = (
-    2 * STYLE_DUE
-)  # for so many new ratings, a step uses the replies without a style of an earlier step
+# A step near the style in use takes the replies without a style from an earlier step, until the user has
+# given this number of new ratings.
+REUSED_FOR = 2 * STYLE_DUE
 NAME = "style"  # the name of this loop in reports
 UNCLEAR = "it is not clear that replies to other questions would please you more"
 
@@ -181,7 +171,7 @@ class StyleLoop:
         is_near = start_near is not None
         tested = self._shrunk(basis, choice, found, is_near, progress, pause)
         found, styled = tested.found, tested.candidate
-        if tested.share < 1 and not tested.refusal and not is_near:
+        if tested.share < 1 and not tested.refusal:
             found = self._at(basis, choice, found.scale, pause)
             styled = replace(styled, ground=found.ground, update=self._update(found.ground.probe))
         facts |= {"ppl_change": math.expm1(found.rise), "scale": found.scale, "share": tested.share}
@@ -200,12 +190,12 @@ class StyleLoop:
     ) -> _Tested:  # fmt: skip
         """Test the style at shares of the largest scale, each smaller than the one before, until there is no
         next share. Return the result of the smallest share that passed; if none passed, the last result.
-        is_near: True to leave a loss of variety below the limit of faults to the next step"""
+        is_near: True if the step began near the style in use. The step then accepts a small loss of variety,
+        and the next step makes the style smaller. The step can also use older replies without a style."""
         plain, share, good = self._plain_features(is_near, pause), STEPS[0], None
-        power = MIN_POWER if is_near else POWER
         for tried in range(len(STEPS) + 1):
             progress(TRIES + 1 + tried, PARTS, math.nan)
-            found = largest if share == 1 else self._smaller(basis, choice, largest, share, power, pause)
+            found = largest if share == 1 else self._smaller(basis, choice, largest, share, pause)
             candidate = _Candidate(found.scale, found.ground, self._update(found.ground.probe))
             replies = self._replies(candidate, pause)
             gain = self._learner.taste.model.predict_gain(self._features(replies), plain)
@@ -227,12 +217,15 @@ class StyleLoop:
         return self._promote(self._learner.version, plain, facts | {"has_style": False}, reason)
 
     def _plain_features(self, may_reuse: bool, pause: Pause) -> list[ReplyFeatures]:
-        """Return the features of the replies without a style. may_reuse: True if replies of an earlier step
-        can be used, which the MicroLoRA of that step wrote"""
-        ratings = self._learner.taste.model.ratings
-        if self._without is None or not may_reuse or not 0 <= ratings - self._without[0] <= REUSED_FOR:
-            self._without = ratings, self._features(self._replies(self._plain(pause), pause))
-        return self._without[1]
+        """Return the features of the replies without a style. may_reuse: True if the step can use the replies
+        of an earlier step. The model wrote these replies with the MicroLoRA of that time."""
+        ratings, known = len(self._learner.history.labels()), self._without
+        has_trained_base = self._trained_base is not None  # its replies are not kept, because it can change
+        if known and may_reuse and not has_trained_base and 0 <= ratings - known[0] <= REUSED_FOR:
+            return known[1]
+        features = self._features(self._replies(self._plain(pause), pause))
+        self._without = None if has_trained_base else (ratings, features)
+        return features
 
     def _plain(self, pause: Pause) -> _Candidate:
         """Return the model without a style."""
@@ -272,11 +265,9 @@ class StyleLoop:
         with this scale. Return None if the search finds no scale. start_near: a result of
         `UsedStyle.next_start`"""
         wanted = self._wanted_kl(choice)
-        smaller = partial(self._smaller, basis, choice, power=MIN_POWER, pause=pause)
         search = ScaleSearch(
             lambda scale: self._at(basis, choice, scale, pause),
             lambda scale: self._measure_kl(basis, choice, scale, pause),
-            smaller if self._trained_base is None else None,
             wanted,
         )
         prediction, enough = start_near or (UNDERSHOOT**2 * wanted, None)
@@ -313,17 +304,16 @@ class StyleLoop:
         return MeasuredBase(scale, self._measure_once("probe", scale, probe))
 
     def _smaller(
-        self, basis: StyleBasis, choice: StyleChoice, largest: MeasuredBase, share: float, power: float,
-        pause: Pause,
-    ) -> MeasuredBase:  # fmt: skip
+        self, basis: StyleBasis, choice: StyleChoice, largest: MeasuredBase, share: float, pause: Pause
+    ) -> MeasuredBase:
         """Return the base LoRA at a share below 1 of a measured scale. If the base LoRA is a style alone, the
         function measures nothing. It calculates the KL probe from the measured one: the KL is about
-        proportional to share**power, and the rise of prose to share."""
+        proportional to share^2, and the rise of prose to share."""
         scale = share * largest.scale
         if self._trained_base is not None:
             return self._at(basis, choice, scale, pause)
         probe = copy(largest.ground.probe)
-        probe.floor, probe.rise = share**power * probe.floor, share * probe.rise
+        probe.floor, probe.rise = share**2 * probe.floor, share * probe.rise
         return MeasuredBase(
             scale, ProbedBase(self._learner.active.convert(self._base_at(basis, choice, scale)), probe)
         )

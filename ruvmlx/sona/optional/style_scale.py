@@ -64,13 +64,6 @@ class MeasuredBase:
             return 0.0, 0.0
         return kl / self.kl if self.kl > 0 else math.inf, RISE / self.rise if self.rise > 0 else math.inf
 
-    def safe_share(self, kl: float) -> float:
-        """Return a share of s, at most 1, that is within the limits without another measurement. With a
-        smaller s, the KL falls at least as share**MIN_POWER, and a rise of prose falls at least as share
-        (docs/studies.md). kl: as in `shares`"""
-        of_kl, of_rise = self.shares(kl)
-        return min(1.0, of_kl ** (1 / MIN_POWER), of_rise)
-
     def room(self, kl: float) -> float:
         """Return the factor by which s can grow up to the limits, if the KL and the rise of prose are
         parabolas; 0 if a measured value is not finite. kl: as in `shares`"""
@@ -131,14 +124,11 @@ class ScaleSearch:
 
     measure: a function that measures the base LoRA at a scale s
     measure_kl: a function that measures the KL at a scale s, nats per token
-    smaller: a function that calculates the base LoRA at a share of a measured scale s; None if this base LoRA
-        must be measured
     wanted: the limit of the KL, nats per token
     """
 
     measure: Callable[[float], MeasuredBase]
     measure_kl: Callable[[float], float]
-    smaller: Callable[[MeasuredBase, float], MeasuredBase] | None
     wanted: float
 
     def run(
@@ -149,8 +139,7 @@ class ScaleSearch:
 
         first: the first s to measure. note: a function that gets the number of measurements that ended
         enough: None, or the room up to which `first` is large enough. The search of the KL alone is then left
-            out. If the first s is slightly over a limit, the result has a smaller s
-            that is not measured.
+            out.
         """
         found, least, refused = None, math.inf, 0
         scale = self._scale_at(AIM * self.wanted, first) if enough is None else first
@@ -158,9 +147,6 @@ class ScaleSearch:
             note(measured)
             now = self.measure(scale)
             room = now.room(self.wanted)
-            share = now.safe_share(self.wanted)
-            if enough is not None and self.smaller is not None and STEPS[1] <= share < 1:
-                return self.smaller(now, share)
             if room >= 1:
                 found = now
                 if room < (enough or 1 / CLOSE_ENOUGH) or scale / CLOSE_ENOUGH > least:
