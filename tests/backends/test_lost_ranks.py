@@ -6,6 +6,7 @@ import socket
 import sqlite3
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -106,6 +107,36 @@ def test_ranks_that_do_not_come_are_named(monkeypatch):
     monkeypatch.setattr(cluster, "ARRIVE", 0.3)
     with ranks(2, **{place.LEADER: "127.0.0.1:1"}), pytest.raises(PeerRefused, match="rank 1 did not come"):
         cluster.join_ranks.__wrapped__()
+
+
+def test_a_rank_that_has_come_hears_rank_0_while_another_is_late():
+    """Else it takes rank 0 for lost after some seconds."""
+    at, links = place.RankPlace(0, 3, ("127.0.0.1", 0), "key", "ring"), peers.PeerLinks()
+    with socket.create_server(at.leader) as server, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(cluster._accept_all, server, at, links)
+        with hello(server, 2) as early:
+            assert messages.read(early)[0] == {"do": "beat"}
+            with hello(server, 1):
+                waiting.result(WAIT)
+                assert [link.name for link in links.links] == ["rank 1 (mac)", "rank 2 (mac)"]
+                links.close()
+
+
+def test_a_rank_that_is_lost_while_another_is_late_is_named():
+    at, links = place.RankPlace(0, 3, ("127.0.0.1", 0), "key", "ring"), peers.PeerLinks()
+    with socket.create_server(at.leader) as server, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(cluster._accept_all, server, at, links)
+        hello(server, 1).close()
+        with pytest.raises(peers.PeerLost, match=r"rank 1 \(mac\) is lost: its process has ended"):
+            waiting.result(SOON)
+
+
+def hello(server: socket.socket, rank: int) -> socket.socket:
+    """Return the connection of a new rank."""
+    sock = socket.create_connection(server.getsockname(), SOON)
+    facts = {"do": "hello", "rank": rank, "key": "key", "host": "mac", "version": peers.installed_versions()}
+    sock.sendall(messages.encode(facts))
+    return sock
 
 
 def test_other_programs_do_not_disturb_the_start(monkeypatch):

@@ -22,7 +22,7 @@ from ..weight_bytes import bytes_of_weights
 from . import messages
 from .backend import LeaderBackend
 from .forecast import Forecast, decode_speed, pretend_layers
-from .peers import PeerLinks, installed_versions
+from .peers import BEAT, PeerLink, PeerLinks, installed_versions
 from .place import RankPlace, ranks
 from .shard import Part
 
@@ -115,12 +115,17 @@ def join_ranks() -> PeerLinks:
 
 
 def _accept_all(server: socket.socket, place: RankPlace, peers: PeerLinks) -> None:
-    ends, found = time.monotonic() + ARRIVE, dict[int, tuple[socket.socket, str]]()
+    """Wait for all other ranks. Each rank that has come gets beats at once, because another rank can come
+    more than SILENCE seconds later."""
+    ends, found = time.monotonic() + ARRIVE, dict[int, PeerLink]()
     while len(found) < place.ranks - 1:
-        server.settimeout(max(0.0, ends - time.monotonic()) or 1e-3)
+        server.settimeout(min(BEAT, max(1e-3, ends - time.monotonic())))
         try:
             sock, address = server.accept()
         except TimeoutError:
+            peers.check()
+            if time.monotonic() < ends:
+                continue
             missing = ", ".join(f"rank {r}" for r in range(1, place.ranks) if r not in found)
             raise PeerRefused(
                 f"{missing} did not come within {ARRIVE:.0f} s. Check that ruvmlx starts on each machine, "
@@ -129,9 +134,8 @@ def _accept_all(server: socket.socket, place: RankPlace, peers: PeerLinks) -> No
         hello = _read_hello(sock)
         if hello is not None:
             rank = _checked_rank(hello, sock, place, address[0])
-            found[rank] = sock, f"rank {rank} ({hello['host']})"
-    for rank in sorted(found):
-        peers.add(*found[rank])
+            found[rank] = peers.add(sock, f"rank {rank} ({hello['host']})")
+    peers.links = [found[rank] for rank in sorted(found)]
 
 
 def _read_hello(sock: socket.socket) -> dict[str, Any] | None:
