@@ -204,10 +204,15 @@ def _followers(n: int, words: Sequence[str], env: Mapping[str, str], folder: Pat
         yield started
     finally:
         for process, _ in started:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(END)
-            process.kill()  # it has nothing to save
-            process.wait()
+            _end(process)  # it has nothing to save
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait END seconds until a process ends by itself. Then end it."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(END)
+    process.kill()
+    process.wait()
 
 
 @contextlib.contextmanager
@@ -240,7 +245,7 @@ def _wait(first: subprocess.Popen[bytes], others: Sequence[Started]) -> int:
         failed = [errors for process, errors in others if process.poll() not in (None, 0, place.LOST)]
         if lines := [line for errors in failed for line in errors.read_text(errors="replace").splitlines()]:
             first.terminate()
-            first.wait()
+            _end(first)
             raise RuvmlxError(f"a rank did not start: {lines[-1].removeprefix('ruvmlx: ')}")
     if code < 0:
         raise RuvmlxError(
@@ -345,10 +350,7 @@ def _run_mlx_launch(words: Sequence[str], stdio: Path, errors: Path) -> int:
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda number, _: process.send_signal(number))
         code = _exit_code(server, process)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(END)
-        process.kill()
-        process.wait()
+        _end(process)
     if code is None:
         lines = errors.read_text(errors="replace").strip().splitlines()
         why = lines[-1] if lines else f"it ended with exit code {process.returncode}"

@@ -96,16 +96,36 @@ def test_other_suites_of_bench_are_refused(run, monkeypatch):
     assert (code, out) == (2, "") and one_line(err) and "`bench model` measures" in err
 
 
-def test_a_rank_that_cannot_start_ends_the_command(process, prompt_words, tmp_path):
-    """Its last line is shown."""
+@pytest.mark.parametrize(
+    "broken, said",
+    [
+        (
+            "print('ruvmlx: this rank is broken', file=sys.stderr); os._exit(1)",
+            "a rank did not start: this rank is broken",
+        ),
+        (
+            "import mlx.core as mx; mx.distributed.init = fail",
+            "a rank did not start: rank 1 cannot connect: no port. Check the firewall of each machine, and "
+            "start `ruvmlx launch` again.",
+        ),
+        (
+            "import mlx.core as mx; mx.distributed.init = lambda **_: os._exit(75)",
+            "the machines did not connect within 10 s. Check the firewall of each machine, and start "
+            "`ruvmlx launch` again.",
+        ),
+    ],
+    ids=["start", "port", "end"],
+)
+def test_a_rank_that_cannot_start_ends_the_command(process, prompt_words, tmp_path, broken, said):
+    """MLX of rank 0 waits for rank 1 for ever, and meanwhile no Python of rank 0 runs."""
     (tmp_path / "sitecustomize.py").write_text(
-        "import os, sys\nif os.environ.get('MLX_RANK') == '1':\n"
-        "    print('ruvmlx: this rank is broken', file=sys.stderr)\n    os._exit(1)\n"
+        "import os, sys\n\ndef fail(**_):\n    raise RuntimeError('no port')\n\n"
+        f"if os.environ.get('MLX_RANK') == '1':\n    {broken}\n"
     )
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = process("launch", "-n", "2", "--", *prompt_words, PYTHONPATH=path)
     assert done.returncode == 1
-    assert done.stderr == b"ruvmlx: a rank did not start: this rank is broken\n"
+    assert done.stderr.decode() == f"ruvmlx: {said}\n"
 
 
 def test_sigterm_ends_all_ranks(tiny_folder):

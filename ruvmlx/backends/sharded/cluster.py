@@ -108,8 +108,7 @@ def join_ranks() -> PeerLinks:
     with socket.create_server(("", place.leader[1]), backlog=place.ranks) as server:
         _accept_all(server, place, peers)
     peers.tell({"do": "ring"})
-    with peers.step():
-        peers.group = mx.distributed.init(strict=True, backend=place.backend)
+    peers.join(place)
     atexit.register(peers.close)
     return peers
 

@@ -92,7 +92,7 @@ class Follower:
     # -- models ------------------------------------------------------------------------------------
 
     def _join_ring(self, facts: dict[str, Any], data: bytes) -> None:
-        self._peers.group = mx.distributed.init(strict=True, backend=self._place.backend)
+        self._peers.join(self._place)
 
     def _find_model(self, facts: dict[str, Any], data: bytes) -> None:
         """Find the model of rank 0, and answer why this rank cannot run it, or ""."""

@@ -8,6 +8,7 @@ the worker returns). So the process ends itself, with one line. The store is who
 """
 
 import contextlib
+import faulthandler
 import os
 import queue
 import socket
@@ -26,7 +27,9 @@ from ...platform.mx import mx
 from . import messages, place
 
 BEAT, SILENCE = 1.0, 8.0
+JOIN = SILENCE + 2.0  # seconds in which MLX must connect all ranks
 GRACE = 0.5  # seconds from the loss of a rank until the process ends if MLX still waits for the rank
+_CHECK = "Check the firewall of each machine, and start `ruvmlx launch` again."
 
 
 def installed_versions() -> str:
@@ -170,6 +173,27 @@ class PeerLinks:
         for link in self.links:
             link.close()
 
+    def join(self, at: place.RankPlace) -> None:
+        """Connect this rank with all other ranks for the sums. Raises RuvmlxError.
+
+        MLX waits for ever for a rank that has ended. Meanwhile MLX holds the lock of the interpreter, so no
+        other thread of Python runs. So a thread in C ends this process after JOIN seconds."""
+        path = last_line_file()
+        if path is not None:
+            path.write_text(f"the machines did not connect within {JOIN:.0f} s. {_CHECK}")
+        with open(os.devnull, "w") as nowhere:
+            faulthandler.dump_traceback_later(JOIN, exit=True, file=nowhere)
+            try:
+                self.group = mx.distributed.init(strict=True, backend=at.backend)
+            except RuntimeError as error:
+                self._first_loss.wait(BEAT)  # the other rank may have said why
+                self.check()
+                raise RuvmlxError(f"rank {at.rank} cannot connect: {error}. {_CHECK}") from None
+            finally:
+                faulthandler.cancel_dump_traceback_later()
+                if path is not None:
+                    path.unlink(missing_ok=True)
+
     @contextmanager
     def step(self, failures: type[BaseException] = BaseException) -> Iterator[None]:
         """In the `with` block, the ranks compute one step. After an exception of the class `failures`, the
@@ -208,12 +232,18 @@ class PeerLinks:
             end_process(link.line)
 
 
+def last_line_file() -> Path | None:
+    """Return the file for the last line of this process; None if standard error gets the line."""
+    path = os.environ.get(place.LAST_LINE)
+    return Path(path) if path and place.RankPlace.of_environment().rank == 0 else None
+
+
 def end_process(line: str) -> NoReturn:
     """End this process at once. The launcher restores the terminal and prints the line; without a launcher,
     standard error gets the line."""
-    path = os.environ.get(place.LAST_LINE)
-    if path and place.RankPlace.of_environment().rank == 0:
-        Path(path).write_text(line)
+    path = last_line_file()
+    if path is not None:
+        path.write_text(line)
     else:
         print(f"ruvmlx: {line}", file=sys.stderr, flush=True)
     os._exit(place.LOST)
