@@ -34,6 +34,7 @@ MOST_RANKS = 64
 LEAVE_SCREEN = "\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[<u"
 HEAD = "head"  # the value of learn_targets with which ratings need no gradient of other layers
 END = 2.0  # seconds in which the other ranks must end by themselves after rank 0
+ENDS = (signal.SIGTERM, signal.SIGHUP)
 # Linux and macOS give an outgoing connection a port above these ports. So no connection of another program
 # takes one of these ports before a rank opens the port.
 PORTS = range(20_000, 32_000)
@@ -158,10 +159,11 @@ def drop_library_lines() -> None:
 
 
 def _take_stdio(path: str) -> socket.socket:
-    """Use the launcher's standard input, output and error from now on. mlx.launch would pass them through
-    pipes, in which a chat has no terminal."""
+    """Use the launcher's standard input, output and error from now on, and tell the launcher this process's
+    id. mlx.launch would pass them through pipes, in which a chat has no terminal."""
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(path)
+    sock.sendall(str(os.getpid()).encode())
     _, files, _, _ = socket.recv_fds(sock, 1, 3)
     for number, file in enumerate(files):
         os.dup2(file, number)
@@ -217,26 +219,33 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def _restored_terminal(last: Path) -> Iterator[None]:
-    """After the block, if rank 0 ended itself, restore the terminal and raise an error with its last line."""
+    """After the block, if rank 0 ended itself or was ended, restore the terminal and raise an error with the
+    last line of rank 0, or with the line of the block."""
     import termios
 
     shown = sys.stdin is not None and sys.stdin.isatty() and is_terminal()
     before = termios.tcgetattr(0) if shown else None
-    yield
-    if not last.exists():
+    line = ""
+    try:
+        yield
+    except RuvmlxError as error:
+        line = str(error)
+    if last.exists():
+        line = last.read_text()
+    if not line:
         return
     if before is not None:
         termios.tcsetattr(0, termios.TCSADRAIN, before)
         sys.stdout.write(LEAVE_SCREEN)
         sys.stdout.flush()
-    raise RuvmlxError(last.read_text())
+    raise RuvmlxError(line)
 
 
 def _wait(first: subprocess.Popen[bytes], others: Sequence[Started]) -> int:
     """Wait for rank 0 and return its exit code. If another rank cannot start, end rank 0. Ctrl-C reaches rank
     0 from the terminal; other signals are passed on."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in ENDS:
         signal.signal(number, lambda number, _: first.send_signal(number))
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -347,10 +356,12 @@ def _run_mlx_launch(words: Sequence[str], stdio: Path, errors: Path) -> int:
         server.settimeout(0.2)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 answers Ctrl-C, and the others end with it
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=out)
-        for number in (signal.SIGTERM, signal.SIGHUP):
+        for number in ENDS:
             signal.signal(number, lambda number, _: process.send_signal(number))
-        code = _exit_code(server, process)
-        _end(process)
+        try:
+            code = _exit_code(server, process)
+        finally:
+            _end(process)
     if code is None:
         lines = errors.read_text(errors="replace").strip().splitlines()
         why = lines[-1] if lines else f"it ended with exit code {process.returncode}"
@@ -359,15 +370,29 @@ def _run_mlx_launch(words: Sequence[str], stdio: Path, errors: Path) -> int:
 
 
 def _exit_code(server: socket.socket, process: subprocess.Popen[bytes]) -> int | None:
-    """Wait for rank 0, and return its exit code; None if rank 0 did not start."""
+    """Wait for rank 0, and return its exit code; None if rank 0 did not start. Signals go to rank 0, because
+    mlx.launch would end and leave the ranks."""
+    sent = list[int]()
+
+    def send(number: int, _: object) -> None:
+        sent.append(number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(first, number)
+
     while process.poll() is None:
         with contextlib.suppress(TimeoutError):
             sock, _ = server.accept()
             with sock:
-                socket.send_fds(sock, [b"0"], [0, 1, 2])
                 sock.settimeout(None)
-                said = sock.recv(1)
-                return said[0] if said else 1
+                first = int(sock.recv(20))
+                for number in ENDS:
+                    signal.signal(number, send)
+                socket.send_fds(sock, [b"0"], [0, 1, 2])
+                if said := sock.recv(1):
+                    return said[0]
+                if sent:
+                    return 128 + sent[-1]
+                raise RuvmlxError("rank 0 has ended without an exit code. Your data are whole; start again.")
     return None
 
 

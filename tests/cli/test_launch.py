@@ -16,6 +16,9 @@ from ruvmlx.errors import RuvmlxError, UsageError
 from .verbs import one_line
 
 WAIT = 120.0  # seconds; only a process that hangs takes so long
+HOW = pytest.mark.parametrize(
+    "how", [["-n", "2"], ["--hosts", "127.0.0.1,127.0.0.1"]], ids=["processes", "hosts"]
+)
 
 
 @pytest.fixture
@@ -24,7 +27,7 @@ def prompt_words(tiny_folder):
     return ["generate", "hello", "--model", str(tiny_folder), "--max-tokens", "6", "--temp", "0", "--json"]
 
 
-@pytest.mark.parametrize("how", [["-n", "2"], ["--hosts", "127.0.0.1,127.0.0.1"]], ids=["processes", "hosts"])
+@HOW
 def test_the_same_reply_as_alone(process, prompt_words, how):
     """Over two processes, started by ruvmlx or by mlx.launch; first comes the forecast, in one line."""
     many = process("launch", *how, "--", *prompt_words)
@@ -128,14 +131,24 @@ def test_a_rank_that_cannot_start_ends_the_command(process, prompt_words, tmp_pa
     assert done.stderr.decode() == f"ruvmlx: {said}\n"
 
 
-def test_sigterm_ends_all_ranks(tiny_folder):
-    words = ["launch", "-n", "2", "--", "serve", "--port", "0", "--model", str(tiny_folder), "--json"]
-    started = subprocess.Popen([sys.executable, "-m", "ruvmlx", *words], stdout=subprocess.PIPE)
+@HOW
+@pytest.mark.parametrize(
+    "number, code, said",
+    [(signal.SIGTERM, 0, ""), (signal.SIGKILL, 1, "Your data are whole; start again.\n")],
+    ids=["term", "kill"],
+)
+def test_a_signal_ends_all_ranks(tiny_folder, how, number, code, said):
+    """The launcher passes on SIGTERM. The system sends SIGKILL to rank 0 if the memory is full."""
+    words = ["launch", *how, "--", "serve", "--port", "0", "--model", str(tiny_folder), "--json"]
+    pipe = subprocess.PIPE
+    started = subprocess.Popen([sys.executable, "-m", "ruvmlx", *words], stdout=pipe, stderr=pipe)
     with started:
         pid = json.loads(started.stdout.readline())["pid"]
         assert pid != started.pid
-        started.send_signal(signal.SIGTERM)
-        assert started.wait(WAIT) == 0
+        os.kill(started.pid if number == signal.SIGTERM else pid, number)
+        assert started.wait(WAIT) == code
+        lines = started.stderr.read().decode().splitlines(keepends=True)[1:]  # the first is the forecast
+    assert "".join(lines).endswith(said) and len(lines) == bool(said)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
