@@ -74,6 +74,15 @@ def test_a_long_message_may_take_longer_than_a_silence(monkeypatch):
         link.close()
 
 
+def test_a_signal_in_a_step_keeps_its_exit_code():
+    """It ends the process; no other rank is lost."""
+    links = peers.PeerLinks()
+    with pytest.raises(SystemExit), links.step():
+        raise SystemExit(143)
+    with pytest.raises(peers.PeerLost, match="out of step"):
+        links.check()
+
+
 def check_store() -> None:
     with sqlite3.connect(store_file()) as db:
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)

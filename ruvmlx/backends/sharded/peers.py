@@ -204,7 +204,8 @@ class PeerLinks:
             yield
         except failures as error:
             self._break_off(error)
-            self.check()
+            if isinstance(error, Exception):  # else a signal ends this process
+                self.check()
             raise
         finally:
             self._working -= 1
