@@ -104,6 +104,8 @@ def prove(as_json: bool, **flags: Any) -> None:
         return
     if flags["report"] and not flags["suite"]:
         raise UsageError("--report goes with --suite, which names the file of results.")
+    if flags["report"] and Path(flags["report"]).resolve() == Path(flags["suite"]).resolve():
+        raise UsageError("--report would replace the results of --suite; name another file.")
     if flags["drawn"]:
         _run_drawn(flags, as_json)
         return

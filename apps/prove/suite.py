@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ruvmlx.errors import UsageError
+from ruvmlx.errors import UsageError, unreadable
 
 from . import trial
 from .claims import rate, verdicts
@@ -122,16 +122,20 @@ def append(path: Path, result: dict[str, Any]) -> None:
 
 def results(path: Path, of: str = "key") -> list[dict[str, Any]]:
     """Return the results in the file, without incomplete lines of killed runs. of: the name of a field;
-    results without this field are left out."""
+    results without this field are left out. Raise UsageError if the file cannot be read."""
     if not path.exists():
         return []
     found = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(str(path), error) from error
+    for line in lines:
         try:
             found.append(json.loads(line))
         except ValueError:
             continue
-    return [r for r in found if "checkpoints" in r and of in r]
+    return [r for r in found if isinstance(r, dict) and "checkpoints" in r and of in r]
 
 
 def some_results(path: Path, of: str = "key") -> list[dict[str, Any]]:

@@ -50,6 +50,27 @@ def test_a_report_needs_results(flags, expected, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("drawn", [[], ["--drawn", "1"]], ids=["suite", "drawn"])
+def test_a_report_does_not_replace_the_results(drawn, tmp_path):
+    path = tmp_path / "results.jsonl"
+    write(path, "brevity, instant", 0, 0.9)
+    before = path.read_text()
+    done = CliRunner().invoke(prove, [*drawn, "--suite", str(path), "--report", str(path)])
+    assert isinstance(done.exception, UsageError) and "would replace" in str(done.exception)
+    assert path.read_text() == before
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [(b'3\n"checkpoints of"\n', "has no results for the report"), (b"\xff\xfe", "is not UTF-8 text")],
+)
+def test_another_file_is_refused_in_one_line(content, said, tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_bytes(content)
+    done = CliRunner().invoke(prove, ["--suite", str(path), "--report", str(tmp_path / "R.md")])
+    assert isinstance(done.exception, UsageError) and said in str(done.exception)
+
+
 def test_every_cell_has_its_own_name():
     keys = [cell.key for cell in suite.cells()]
     assert len(set(keys)) == len(keys)
