@@ -8,6 +8,7 @@ file.
 """
 
 import datetime
+import hashlib
 import itertools
 import json
 from collections.abc import Callable, Sequence
@@ -79,17 +80,37 @@ def run(
     """Run the trials whose results are not in the file, and add their results.
 
     setting: the prompts, the lengths and the temperature of all trials
+    path: the file of results; UsageError if it has results of another model or with other settings
     seeds: the number of trials of each cell
     user: the name of a simulated user; None for all users
     learn: a way to learn (`Arm.learn`); None for all ways
     """
+    used = _setting(bench, setting)
+    for result in results(path):
+        if (other := result.get("setting", used)) != used:
+            raise UsageError(
+                f"{path} has results with {_words(other)}; this run has {_words(used)}. Name another file."
+            )
     wanted = [cell for cell in cells() if user in (None, cell.user) and learn in (None, cell.arm.learn)]
     for seed in range(seeds):
         for cell in wanted:
             known = {(r["key"], r["seed"]) for r in results(path)}
             if (cell.key, seed) not in known:
-                append(path, _result(bench, setting, cell, seed, log))
+                append(path, _result(bench, setting, cell, seed, log) | {"setting": used})
                 log(f"{cell.key}, seed {seed}: done")
+
+
+def _setting(bench: Bench, setting: TrialSetup) -> dict[str, Any]:
+    """Return the facts that all results of a file share, as JSON values."""
+    asked = hashlib.sha256(json.dumps([*setting.prompts, "", *setting.heldout]).encode()).hexdigest()
+    return {
+        "model": bench.model.name, "prompts": asked[:8], "max_tokens": setting.max_tokens,
+        "temperature": setting.temperature,
+    }  # fmt: skip
+
+
+def _words(facts: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in facts.items())
 
 
 def _result(bench: Bench, setting: TrialSetup, cell: SuiteCell, seed: int, log) -> dict[str, Any]:

@@ -1,4 +1,5 @@
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from ruvmlx.apps.cli.prove import _show_points, prove
 from apps import charts
 from apps.prove import claims, suite
 from apps.prove.report import Point, verdict
-from apps.prove.trial import Checkpoint
+from apps.prove.trial import Checkpoint, TrialSetup
 from ruvmlx.errors import UsageError
 
 
@@ -85,8 +86,35 @@ def test_a_suite_can_be_limited_to_one_user_and_one_way_to_learn(tmp_path, monke
         return {"key": cell.key, "seed": seed, "reach": None, "checkpoints": []}
 
     monkeypatch.setattr(suite, "_result", result)
-    suite.run(None, None, 2, "brevity", "style", path, lambda line: None)
+    bench, setting = (
+        SimpleNamespace(model=SimpleNamespace(name="tiny")),
+        TrialSetup(len, ["a"], ["b"], 1, [1]),
+    )
+    suite.run(bench, setting, 2, "brevity", "style", path, lambda line: None)
     assert ran == [("brevity, style + shuffled", 0), ("brevity, style", 1), ("brevity, style + shuffled", 1)]
+
+
+def test_results_of_another_model_or_setting_are_not_mixed(tmp_path, monkeypatch):
+    """Else the suite takes them for its own, and says nothing."""
+    path, ran = tmp_path / "results.jsonl", []
+
+    def result(bench, setting, cell, seed, log):
+        ran.append(cell.key)
+        return {"key": cell.key, "seed": seed, "reach": None, "checkpoints": []}
+
+    monkeypatch.setattr(suite, "_result", result)
+
+    def run(model="tiny", tokens=96, heldout="b"):
+        setting = TrialSetup(len, ["a"], [heldout], 1, [1], tokens)
+        bench = SimpleNamespace(model=SimpleNamespace(name=model))
+        suite.run(bench, setting, 1, "lists", "full", path, lambda line: None)
+
+    run()
+    run()
+    for other in ({"model": "large"}, {"tokens": 32}, {"heldout": "c"}):
+        with pytest.raises(UsageError, match=r"results with model tiny, prompts .*; this run has model"):
+            run(**other)
+    assert ran == ["lists, full"]
 
 
 def test_the_report_says_what_holds_and_what_does_not(tmp_path):
