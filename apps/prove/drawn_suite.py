@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from . import suite
+from . import prompts, suite
 from .drawn_trial import DrawnSetup, FrozenReplies, UntouchedPart, reach, run
 from .drawn_users import DrawnStars, DrawnUser
 from .processes import Workers
@@ -35,7 +35,9 @@ class DrawnRun:
         """Return the settings on which a result depends. The values that `_of` returns (the user, the way to
         learn, best_of and the seed) are left out."""
         chat = self.setup.chat
-        return {
+        asked, own = [*chat.prompts, "", *chat.heldout], prompts.own("heldout")[: len(chat.heldout)]
+        given = {"prompts": suite.hash_of(asked)} if asked != [*prompts.own("train"), "", *own] else {}
+        return given | {
             "model": model, "raters": self.rater or "each their own", "ratings": list(chat.presses),
             "questions": len(chat.heldout), "max_tokens": chat.max_tokens, "temperature": chat.temperature,
         }  # fmt: skip

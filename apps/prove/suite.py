@@ -102,11 +102,15 @@ def run(
 
 def _setting(bench: Bench, setting: TrialSetup) -> dict[str, Any]:
     """Return the facts that all results of a file share, as JSON values."""
-    asked = hashlib.sha256(json.dumps([*setting.prompts, "", *setting.heldout]).encode()).hexdigest()
+    asked = hash_of([*setting.prompts, "", *setting.heldout])
     return {
-        "model": bench.model.name, "prompts": asked[:8], "max_tokens": setting.max_tokens,
+        "model": bench.model.name, "prompts": asked, "max_tokens": setting.max_tokens,
         "temperature": setting.temperature,
     }  # fmt: skip
+
+
+def hash_of(texts: Sequence[str]) -> str:
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:8]
 
 
 def _words(facts: dict[str, Any]) -> str:

@@ -142,8 +142,8 @@ def test_the_study_of_taste_models_has_the_users_that_it_had(made_up_replies):
 # -- trials ----------------------------------------------------------------------------------------------
 
 
-def drawn_run(users: int, learn="instant", best_of=2, rater=None, presses=(1, 2)) -> DrawnRun:
-    chat = ChatSetup(QUESTIONS[:4], QUESTIONS[4:7], presses, max_tokens=8, temperature=0.7)
+def drawn_run(users: int, learn="instant", best_of=2, rater=None, presses=(1, 2), first=0) -> DrawnRun:
+    chat = ChatSetup(QUESTIONS[first:4], QUESTIONS[4:7], presses, max_tokens=8, temperature=0.7)
     people = [DrawnUser.draw(number, False, rater) for number in range(users)]
     return DrawnRun(DrawnSetup(chat, learn, best_of), people, 1, rater)
 
@@ -162,6 +162,8 @@ def test_a_run_that_was_stopped_is_continued(bench, tmp_path, monkeypatch):
     assert run(bench, drawn_run(3), path) == json.loads(json.dumps(every))
     with pytest.raises(TypeError):  # other ratings are other trials
         run(bench, drawn_run(3, presses=(3,)), path)
+    with pytest.raises(TypeError):  # so are other prompts
+        run(bench, drawn_run(3, first=1), path)
 
 
 def test_several_processes_write_the_replies_that_the_trials_read(
