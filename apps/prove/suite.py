@@ -92,6 +92,8 @@ def run(
                 f"{path} has results with {_words(other)}; this run has {_words(used)}. Name another file."
             )
     wanted = [cell for cell in cells() if user in (None, cell.user) and learn in (None, cell.arm.learn)]
+    if not wanted:
+        raise UsageError(f"the suite has no trial of the user {user} with learning {learn}; leave one out.")
     for seed in range(seeds):
         for cell in wanted:
             known = {(r["key"], r["seed"]) for r in results(path)}

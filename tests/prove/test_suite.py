@@ -94,6 +94,14 @@ def test_a_suite_can_be_limited_to_one_user_and_one_way_to_learn(tmp_path, monke
     assert ran == [("brevity, style + shuffled", 0), ("brevity, style", 1), ("brevity, style + shuffled", 1)]
 
 
+def test_a_suite_without_trials_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="the suite has no trial of the user random with learning full"):
+        suite.run(
+            SimpleNamespace(model=SimpleNamespace(name="tiny")), TrialSetup(len, ["a"], ["b"], 1, [1]),
+            1, "random", "full", tmp_path / "results.jsonl", lambda line: None,
+        )  # fmt: skip
+
+
 def test_results_of_another_model_or_setting_are_not_mixed(tmp_path, monkeypatch):
     """Else the suite takes them for its own, and says nothing."""
     path, ran = tmp_path / "results.jsonl", []
