@@ -109,7 +109,7 @@ class ChatContext:
     def start_reply(self, write: Callable[[], Awaitable[None]], phase: str = "replying") -> None:
         """Run a coroutine function that writes a reply, if the app is idle. phase: the app's phase until the
         function ends. The phase changes before the worker begins, because the next message of the user can
-        arrive first."""
+        arrive first. After an error, a message that waits stays in the input."""
         if self.phase != "idle":
             return
         self.phase = phase
@@ -117,6 +117,9 @@ class ChatContext:
         async def run() -> None:
             try:
                 await write()
+            except BaseException:
+                self.waiting = ""
+                raise
             finally:
                 if self.phase == phase:
                     self.phase = "idle"

@@ -2,6 +2,7 @@
 in. Each role that the user saved is a file `roles/NAME.md` in the data folder."""
 
 import contextlib
+import os
 import re
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def folder() -> Path:
 
 def names() -> list[str]:
     """Return the names of the roles that the user saved and of the built-in roles."""
-    files = sorted(file for file in folder().glob("*.md") if file.is_file())
+    files = sorted(file for file in folder().glob("*.md") if os.path.isfile(file))
     own = [file.stem for file in files if _NAME.fullmatch(file.stem)]
     return [*own, *(name for name in BUILT_IN if name not in own)]
 

@@ -2,8 +2,10 @@
 
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from ruvmlx.apps.chat.actions import fetch
 from ruvmlx.apps.chat.app import ChatApp
 from ruvmlx.apps.chat.messages import Notice, UserMessage
 from ruvmlx.apps.chat.options import ChatOptions
@@ -136,3 +138,24 @@ async def test_the_key_goes_on_with_the_model_that_was_picked(starter, served, o
         await pilot.press("f5")
         await until(pilot, lambda: any(f"{NAME} is here" in said for said in notices(app)), seconds=20)
         app.host.close_now()
+
+
+async def test_the_key_fetches_the_model_that_is_offered_after_another_model_came(monkeypatch):
+    """The key's model is the one that failed last, then the one that the app offers."""
+    fetched, failing = [], {"offered", "first"}
+
+    def find(name, watch):
+        fetched.append(name)
+        if name in failing:
+            raise OSError("the line is cut")
+
+    monkeypatch.setattr(fetch, "find_model", find)
+    actions = fetch.FetchActions(SimpleNamespace(phase="closing", status=SimpleNamespace()), None, None)
+    actions._wanted = ["offered"]
+    for name in ("first", "other"):
+        await actions._fetch(name)
+    assert actions._wanted == ["offered", "first"]
+    failing.clear()
+    for _ in range(2):
+        await actions._fetch(actions._wanted[-1])
+    assert not actions._wanted and fetched == ["first", "other", "first", "offered"]

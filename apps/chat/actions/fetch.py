@@ -51,8 +51,9 @@ class FetchActions:
         self, chat: ChatContext, switch: Callable[[str], Awaitable[None]], choose: Callable[[], None]
     ) -> None:
         self._chat, self._switch, self._choose = chat, switch, choose
-        # the name of the model that the app has proposed, or whose download has failed
-        self._wanted = ""
+        # the names of the models to fetch, the next one last: the model that the app has proposed, and the
+        # models whose downloads have failed
+        self._wanted: list[str] = []
         self._fetching = ""  # the name of the model that is being downloaded
         self._fetched = ""  # the name of the downloaded model to which the user has not switched yet
 
@@ -66,7 +67,7 @@ class FetchActions:
         last = next(reversed(transcript.children), None)
         offer = await asyncio.to_thread(proposals.best_proposal, Facts.of(model))
         if offer is not None and self._chat.phase != "closing":
-            self._wanted = offer.name
+            self._wanted.insert(0, offer.name)
             # Messages that the user has sent meanwhile stay below the notice. `mount` keeps the welcome text
             # on the screen. `Transcript.add` would remove the welcome text.
             notice = Notice(self._words(offer))
@@ -88,15 +89,15 @@ class FetchActions:
 
     def go(self) -> None:
         """If a downloaded model is ready, switch to this model. While a download runs, only tell the user so.
-        If no model is ready and no download runs, download the model that the app has proposed, or continue
-        the download that has failed. If there is neither, show the list of models."""
+        If no model is ready and no download runs, continue the download that has failed, or download the
+        model that the app has proposed. If there is neither, show the list of models."""
         if self._fetched:
             name, self._fetched = self._fetched, ""
             self._chat.start(partial(self._switch, name))
         elif self._fetching:
             self._chat.status.flash(f"{self._fetching} is being fetched; the chat goes on meanwhile")
         elif self._wanted:
-            self.fetch(self._wanted)
+            self.fetch(self._wanted[-1])
         else:
             if offline():
                 self._chat.status.flash(OFFLINE)
@@ -112,13 +113,14 @@ class FetchActions:
         try:
             await asyncio.to_thread(find_model, name, watch)
         except Exception as error:  # noqa: BLE001 - files and networks fail in many classes
-            self._wanted = name
+            self._wanted = [*(other for other in self._wanted if other != name), name]
             if chat.phase != "closing":
                 await chat.transcript.add(
                     Notice(f"{error_line(error)} {self._key} goes on with it.", "error")
                 )
         else:
-            self._fetched, self._wanted = name, ""
+            self._fetched = name
+            self._wanted = [other for other in self._wanted if other != name]
             if chat.phase != "closing":
                 await chat.transcript.add(Notice(f"{name} is here. {self._key} switches this chat to it."))
         finally:
