@@ -27,7 +27,9 @@ from ...platform.mx import mx
 from . import messages, place
 
 BEAT, SILENCE = 1.0, 8.0
-JOIN = SILENCE + 2.0  # seconds in which MLX must connect all ranks
+# Seconds in which MLX must connect all ranks. JOIN is for the ring. SLOW_JOIN is for MPI and jaccl, which
+# prepare their devices first.
+JOIN, SLOW_JOIN = SILENCE + 2.0, 60.0
 GRACE = 0.5  # seconds from the loss of a rank until the process ends if MLX still waits for the rank
 _CHECK = "Check the firewall of each machine, and start `ruvmlx launch` again."
 
@@ -177,12 +179,12 @@ class PeerLinks:
         """Connect this rank with all other ranks for the sums. Raises RuvmlxError.
 
         MLX waits for ever for a rank that has ended. Meanwhile MLX holds the lock of the interpreter, so no
-        other thread of Python runs. So a thread in C ends this process after JOIN seconds."""
-        path = last_line_file()
+        other thread of Python runs. So a thread in C ends this process after JOIN or SLOW_JOIN seconds."""
+        path, seconds = last_line_file(), JOIN if at.backend == "ring" else SLOW_JOIN
         if path is not None:
-            path.write_text(f"the machines did not connect within {JOIN:.0f} s. {_CHECK}")
+            path.write_text(f"the machines did not connect within {seconds:.0f} s. {_CHECK}")
         with open(os.devnull, "w") as nowhere:
-            faulthandler.dump_traceback_later(JOIN, exit=True, file=nowhere)
+            faulthandler.dump_traceback_later(seconds, exit=True, file=nowhere)
             try:
                 self.group = mx.distributed.init(strict=True, backend=at.backend)
             except RuntimeError as error:
