@@ -14,7 +14,7 @@ from .types import GenerationRequest
 
 TEMPLATE_TOKENS = 16  # the number of tokens that each message takes besides its text, for the chat template
 REST_LEFT_OUT = "(The rest of this result was left out.)"  # these words end a shortened result of a tool
-MAX_COUNTS = 1 << 16  # the maximum number of texts whose number of tokens is kept; a text takes 150 bytes
+MAX_COUNTS = 1 << 12  # the maximum number of texts whose number of tokens is kept; a text takes 150 bytes
 
 
 @dataclass(frozen=True)
