@@ -14,7 +14,7 @@ class HeldBodies:
 
     limit: the maximum of `held`, in bytes
     held: the number of bytes of all bodies whose requests are not answered yet
-    is_stopped: True if the server waits for no body any more
+    is_stopped: True if the server stops, so that it reads no more bodies
     """
 
     limit: int
@@ -34,7 +34,8 @@ class HeldBodies:
                 self._deadlines.discard(deadline)
 
     def stop(self) -> None:
-        """Wait for no body any more. Only the thread of the event loop can call this method."""
+        """End the reading of each body that arrives now. Only the thread of the event loop can call this
+        method."""
         self.is_stopped = True
         for deadline in self._deadlines:
             if not deadline.expired():

@@ -9,7 +9,8 @@ from ruvmlx.apps.cli import serve
 
 from ruvmlx.platform import memory
 
-# Blocks of a size with a small block in use after each. The first block of 30 MB makes glibc take blocks of
+# The program makes large blocks of one size. After each large block, it makes a small block that stays in
+# use. The first block of 30 MB makes glibc take blocks of
 # 1 MB from its heap, where a block in use keeps all memory below it.
 FREES = """
 import sys

@@ -121,7 +121,8 @@ def test_the_next_step_begins_near_the_style_in_use(rated_runtime, monkeypatch):
 
 
 def test_replies_without_a_style_are_used_for_twenty_ratings(rated_runtime, monkeypatch):
-    """An undo of all these ratings makes new replies necessary, too."""
+    """A step uses the replies without a style again for twenty ratings. After an undo of these ratings, the
+    next step writes new replies."""
     counts = count_measurements(rated_runtime.learner, monkeypatch)
     written = []
     for step in range(5):

@@ -244,8 +244,8 @@ class StyleLoop:
             return self._measure_once("replies", candidate.scale, sample)
 
     def _features(self, replies: list[SampledReply]) -> list[ReplyFeatures]:
-        """Return the features of replies to the questions of faults.py. The taste model predicts the stars of
-        the replies from these features."""
+        """Return the features of replies to the questions of faults.py. The taste model needs these features
+        to predict the stars of the replies."""
         decode = self._model.tokenizer.decode
         return [
             features_of(question, thinking.split(decode(ids)).answer, ended)
