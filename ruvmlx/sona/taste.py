@@ -36,7 +36,7 @@ import numpy as np
 from .taste_columns import design
 from .taste_features import ReplyFeatures, ReplyTable
 from .taste_fit import M, Rows, TasteFit, fit, log_evidence_of_measures, missing_side, with_background
-from .taste_words import Liking, guess, preferences, sentence
+from .taste_words import Liking, guess, preferences
 
 STARS = {"up": 4.5, "down": 1.5} | {str(n): float(n) for n in range(1, 6)}
 # The minimum noise variance (squared stars) of a rating. A number of stars is rounded, and a thumb (up or
@@ -151,6 +151,17 @@ def _probability_of_comparing(given: Sequence[Given], background: Sequence[Rated
     return float(1 / (1 + np.exp(np.clip(fixed - compared - COMPARES, -50, 50))))
 
 
+def _comparison(
+    given: Sequence[Given], background: Sequence[RatedFeatures]
+) -> tuple[float, Sequence[RatedFeatures]]:
+    """Return (the probability that the user compares replies, the unrated replies for the fit). The result
+    has the probability 0 and all unrated replies if too few unrated replies have unshown replies."""
+    compared = [one for one in background if one.usual is not None]
+    if background and len(compared) < min(MIN_COMPARED, len(background)):
+        return 0.0, background
+    return _probability_of_comparing(given, compared), compared
+
+
 @dataclass(frozen=True)
 class TokenWeights:
     """The weights that the taste model gives to K measures and words of a reply. The weights are means over
@@ -190,11 +201,7 @@ class TasteModel:
         """
         given = given[-MAX_RATINGS:]
         count = sum(isinstance(one, RatedFeatures) or not one.is_reason for one in given)
-        compared = [one for one in background if one.usual is not None]
-        if background and len(compared) < min(MIN_COMPARED, len(background)):
-            share = 0.0  # compare rated replies only if the unrated replies can be compared, too
-        else:
-            background, share = compared, _probability_of_comparing(given, compared)
+        share, background = _comparison(given, background)
         fitted = fit(_rows(given, share), features_within_question(background, share))
         return cls(count, fitted, share, _shorter(given))
 
@@ -243,8 +250,7 @@ class TasteModel:
         total[:M, 1 : 1 + M] = np.diag(1 / fit.scale.spread)
         for k, column in enumerate(fit.columns):
             if column.measure is not None:
-                share = fit.rows.share_of_questions(column.opener)
-                total[column.measure, 1 + M + k] = share / fit.scale.spread[column.measure]
+                total[column.measure, 1 + M + k] = fit.shares[k] / fit.scale.spread[column.measure]
         for k, row in own.items():
             total[row, 1 + M + k] = ROOT_STEP
         words = [fit.columns[k].word for k in own]
@@ -254,17 +260,28 @@ class TasteModel:
             np.array([-1] * M + words, np.int64),
         )
 
-    def preferences(self, rated: Sequence[tuple[str, str]] = ()) -> list[Liking]:
+    def preferences(
+        self,
+        given: Sequence[Given],
+        background: Sequence[RatedFeatures] = (),
+        rated: Sequence[tuple[str, str]] = (),
+    ) -> list[Liking]:
         """Return what the user likes by clear evidence of the ratings (at most MOST_SAID likings), the
-        strongest liking first. rated: (question, reply) texts of rated replies, which give the names of
-        words. Without these texts, only likings about measures are returned."""
-        return preferences(self.fitted, rated)
+        strongest liking first.
+
+        given, background: the arguments of the fit. The model keeps no copy of the ratings, because the copy
+            would make a server's memory grow with the ratings.
+        rated: (question, reply) texts of rated replies, which give the names of words. Without these texts,
+            only likings about measures are returned.
+        """
+        given = given[-MAX_RATINGS:]
+        share, background = _comparison(given, background)
+        ratings = _rows(given, share)[self.ratings_before_turn :]
+        return preferences(
+            self.fitted, with_background(ratings, features_within_question(background, share)), rated
+        )
 
     def guess(self) -> str:
         """Return in words which measure of a reply the user most probably likes, even if the evidence is not
         clear; "" if the ratings point to nothing."""
         return guess(self.fitted)
-
-    def explain(self, rated: Sequence[tuple[str, str]] = ()) -> str:
-        """Return the result of `preferences` as a sentence for people; "" if there are no likings."""
-        return sentence(self.preferences(rated))

@@ -125,16 +125,17 @@ class TasteFit:
     """The result of a fit of the taste model.
 
     columns: the selected columns
-    rows: the data of the fit
-    turned: the number of ratings before the newest turn of the taste, which are not in `rows`; 0 if there was
-        no turn
+    shares: for each selected column, the share of the rows to which the column applies
+        (`Rows.share_of_questions`)
+    turned: the number of ratings before the newest turn of the taste, to which the weights are not fitted; 0
+        if there was no turn
     """
 
     columns: tuple[Column, ...]
+    shares: tuple[float, ...]
     variances: Variances
     posterior: Posterior
     scale: Scale
-    rows: Rows
     turned: int = 0
 
 
@@ -149,12 +150,12 @@ def fit(ratings: Rows, background: ReplyTable) -> TasteFit:
     begun = select_columns(rows, rows.candidates(scale))
     at = turn(ratings, begun.x[: len(ratings.y)], begun.variances)
     if not at:
-        return replace(_robust(begun).fit, rows=rows)
+        return _robust(begun).fit
     before = ratings[max(0, at - REMEMBERED) : at]
     known = (*select_columns(before, before.candidates(scale)).columns, *begun.columns)
     rows = with_background(ratings[at:], background)
     after = select_columns(rows, rows.candidates(scale), tuple(dict.fromkeys(known))[:MAX_COLUMNS])
-    return replace(_robust(after).fit, rows=rows, turned=at)
+    return replace(_robust(after).fit, turned=at)
 
 
 def log_evidence_of_measures(rows: Rows) -> float:
@@ -215,7 +216,8 @@ class Selection:
         count = len(self.rows.y)
         free = max(count / 3, count - 1 - 2 * len(self.columns))
         noise = self.variances.noise * max(1.0, count / max(free, 1.0))
-        return TasteFit(self.columns, self.variances, self._posterior(noise), self.pool.scale, self.rows)
+        shares = tuple(self.rows.share_of_questions(column.opener) for column in self.columns)
+        return TasteFit(self.columns, shares, self.variances, self._posterior(noise), self.pool.scale)
 
 
 def select_columns(

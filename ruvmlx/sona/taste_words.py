@@ -9,7 +9,7 @@ import numpy as np
 from .taste_clear import clear_columns
 from .taste_columns import Column
 from .taste_features import bucket, grams, opener_of
-from .taste_fit import M, TasteFit
+from .taste_fit import M, Rows, TasteFit
 from .taste_measures import MEASURES
 
 FELT = 0.2  # the minimum effect of a liking, in stars, if its column of the taste model rises by 1
@@ -31,12 +31,15 @@ class Liking:
     sure: float
 
 
-def preferences(fit: TasteFit, rated: Sequence[tuple[str, str]]) -> list[Liking]:
-    """Return the likings (at most MOST_SAID) that the ratings show clearly, the strongest first. rated:
-    (question, reply) texts of rated replies. The names of words come from these texts, because the taste
-    model keeps only hashes of words."""
+def preferences(fit: TasteFit, rows: Rows, rated: Sequence[tuple[str, str]]) -> list[Liking]:
+    """Return the likings (at most MOST_SAID) that the ratings show clearly, the strongest first.
+
+    rows: the rows to which the taste model was fitted
+    rated: (question, reply) texts of rated replies. The names of words come from these texts, because the
+        taste model keeps only hashes of words.
+    """
     names, found = _names(fit, rated), []
-    for clear in clear_columns(fit.rows, fit.scale, MOST_SAID):
+    for clear in clear_columns(rows, fit.scale, MOST_SAID):
         stars, sure = _effect(fit, clear.column)
         words = _column_in_words(clear.column, clear.correlation, names)
         if words and stars * clear.correlation > 0 and abs(stars) >= FELT:

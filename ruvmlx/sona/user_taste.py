@@ -111,9 +111,8 @@ class UserTaste:
             # The texts are needed only to find the names of words, because the model has only hashes of
             # words.
             texts = self._texts() if model.has_words else []
-            self._status = TasteStatus(
-                model.ratings, model.ratings_before_turn, tuple(model.preferences(texts))
-            )
+            likings = model.preferences(*self.evidence(), texts)
+            self._status = TasteStatus(model.ratings, model.ratings_before_turn, tuple(likings))
         return self._status
 
     def model_after(self, given: Sequence[tuple[ReplyRow, str, str]]) -> TasteModel | None:

@@ -1,6 +1,8 @@
 """The taste model, on made-up replies and people whose taste is known."""
 
+import pickle
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,18 +13,28 @@ from ruvmlx.sona.taste import RatedFeatures, TasteModel
 from ruvmlx.sona.taste_columns import design
 from ruvmlx.sona.taste_features import features_of
 from ruvmlx.sona.taste_measures import MEASURES, measure_text
+from ruvmlx.sona.taste_words import sentence
 from tests.sona import simulated_tastes as sim
 
 UNSEEN = sim.texts(120, seed=99)
 TASTES = [sim.shorter, sim.lists, sim.to_the_reader, sim.phrase, sim.lists_for_how]
 
 
-def fit_taste(taste: sim.Taste, ratings: int, seed: int = 0, wrong: float = 0.0) -> TasteModel:
-    """wrong: share of the stars that are turned around."""
+def given_by(taste: sim.Taste, ratings: int, seed: int = 0, wrong: float = 0.0) -> list[RatedFeatures]:
+    """Return the ratings of a user. wrong: share of the stars that are turned around."""
     shown = sim.texts(ratings, seed)
     given = sim.stars(taste, shown)
     flipped = np.random.default_rng(seed).random(ratings) < wrong
-    return TasteModel.fit(sim.rating_features(shown, np.where(flipped, 6 - given, given)))
+    return sim.rating_features(shown, np.where(flipped, 6 - given, given))
+
+
+def fit_taste(taste: sim.Taste, ratings: int, seed: int = 0, wrong: float = 0.0) -> TasteModel:
+    return TasteModel.fit(given_by(taste, ratings, seed, wrong))
+
+
+def said(given: list[RatedFeatures], shown: Sequence[tuple[str, str]] = ()) -> str:
+    """Return the sentence about a user who gave these ratings. shown: the rated texts."""
+    return sentence(TasteModel.fit(given).preferences(given, (), shown))
 
 
 def agreement(model: TasteModel, taste: sim.Taste) -> float:
@@ -185,28 +197,33 @@ def test_four_fifths_of_the_stars_lie_within_the_interval(ratings):
 )
 def test_the_sentence_names_the_taste(taste, words):
     shown = sim.texts(150, seed=6)
-    model = TasteModel.fit(sim.rating_features(shown, sim.stars(taste, shown)))
-    assert words in model.explain(shown)
+    assert words in said(sim.rating_features(shown, sim.stars(taste, shown)), shown)
 
 
 def test_a_guess_needs_fewer_ratings_than_the_sentence_and_some_evidence():
     """Eight ratings by someone who likes short replies point there, also where they are not clear."""
-    unclear = [fit_taste(sim.shorter, 8, seed) for seed in range(8)]
-    unclear = [model for model in unclear if not model.explain()]
-    assert len(unclear) > 2 and {model.guess() for model in unclear} == {"shorter replies"}
+    users = [given_by(sim.shorter, 8, seed) for seed in range(8)]
+    unclear = [given for given in users if not said(given)]
+    assert len(unclear) > 2 and {TasteModel.fit(given).guess() for given in unclear} == {"shorter replies"}
     assert TasteModel.fit([]).guess() == ""
 
 
 def test_the_sentence_is_empty_without_evidence():
     """No ratings, one kind of rating, or dice: at most one in twenty says something."""
-    assert TasteModel.fit([]).explain() == ""
-    assert fit_taste(lambda question, text: 5, 60).explain(sim.texts(60, 0)) == ""
-    said = 0
+    assert said([]) == ""
+    assert said(given_by(lambda question, text: 5, 60), sim.texts(60, 0)) == ""
+    spoken = 0
     for seed in range(40):
         shown = sim.texts(30, seed)
         dice = np.random.default_rng(seed).integers(1, 6, 30)
-        said += TasteModel.fit(sim.rating_features(shown, dice)).explain(shown) != ""
-    assert said <= 2
+        spoken += said(sim.rating_features(shown, dice), shown) != ""
+    assert spoken <= 2
+
+
+def test_a_fitted_model_is_not_larger_after_more_ratings():
+    """The model of a server that runs for years has the weights, and no copy of the ratings."""
+    few, more = (len(pickle.dumps(fit_taste(sim.shorter, ratings))) for ratings in (60, 600))
+    assert more < 1.2 * few
 
 
 def test_no_ratings_predict_the_middle_with_a_wide_interval():

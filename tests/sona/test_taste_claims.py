@@ -63,8 +63,9 @@ HABITS: tuple[Callable[..., Shown], ...] = (by_stars, by_thumbs, by_one_thumb, b
 
 def claims(shown: Shown) -> list[str]:
     given, passed_over = shown
-    model = TasteModel.fit(given, passed_over if background_counts(given) else ())
-    return [liking.words for liking in model.preferences([(asked, text) for asked, text, _ in TEXTS])]
+    evidence = given, passed_over if background_counts(given) else ()
+    texts = [(asked, text) for asked, text, _ in TEXTS]
+    return [liking.words for liking in TasteModel.fit(*evidence).preferences(*evidence, texts)]
 
 
 def is_wrong(words: str, right: tuple[str, ...]) -> bool:

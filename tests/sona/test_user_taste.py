@@ -164,9 +164,7 @@ def test_the_features_of_old_unrated_replies_are_forgotten(store, history, monke
 def test_the_likings_are_computed_only_for_the_status(store, history, monkeypatch):
     """Each rating needs the model, and the search of the likings takes as long as the fit of the model."""
     searches, preferences = [], TasteModel.preferences
-    monkeypatch.setattr(
-        TasteModel, "preferences", lambda self, texts: searches.append(1) or preferences(self, texts)
-    )
+    monkeypatch.setattr(TasteModel, "preferences", lambda *given: searches.append(1) or preferences(*given))
     taste, ids = UserTaste(history), keep(store, sim.texts(12, seed=1))
     for reply_id in ids[:11]:
         rate(history, reply_id, "up")
