@@ -27,6 +27,7 @@ from typing import TypeVar, cast
 
 from ..engine.types import Chunk, GenerationRequest
 from ..errors import Interrupted, ModelClosed
+from ..platform import memory
 from ..platform.bounded_process import stop_requests
 from ..progress import QUIET, Watch
 from ..runtime import Runtime
@@ -214,6 +215,8 @@ class Host:
                 cancel.set()
                 unseen.set()
             self.holder.opened_runtime.learning.settle(cancel, watch, unseen)
+            # A fit of the taste model makes tables for all ratings, and frees them between small blocks.
+            memory.give_back()
 
         try:
             await self._run(settle)

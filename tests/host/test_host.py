@@ -13,6 +13,7 @@ from ruvmlx.host.host import Host
 from ruvmlx.host.model_holder import ModelHolder, ModelUnchanged, Opener, StoppableWatch, _PlanWatch
 from ruvmlx.memory.load_plan import MachineMemory, Need, Plan
 from ruvmlx.models.config.header_facts import Facts
+from ruvmlx.platform import memory
 from ruvmlx.progress import QUIET, Progress, Watch
 
 from ..chat.scripted import ScriptedRuntime
@@ -263,6 +264,15 @@ async def test_a_rating_does_not_wait_for_unseen_replies(host, monkeypatch):
     await asyncio.to_thread(begun.wait, 10)
     await asyncio.wait_for(host.call_between(lambda r: r.status()), 20)
     assert not await settling and prepared == [True]
+
+
+async def test_freed_memory_goes_back_after_the_work_between_replies(host, monkeypatch):
+    host, runtime = host
+    done = []
+    monkeypatch.setattr(runtime.learning, "settle", lambda *_: done.append("settled"))
+    monkeypatch.setattr(memory, "give_back", lambda: done.append("gave back"))
+    await host.settle()
+    assert done == ["settled", "gave back"]
 
 
 async def test_work_in_slices_ends_with_its_model():
