@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .taste_columns import Column, Scale
+from .taste_evidence import sums_of_products
 from .taste_fit import Rows
 
 # The share of users with random ratings for whom the module finds nothing. At 0.95, most findings after ten
@@ -114,4 +115,5 @@ class _Evidence:
         zero after clear columns were projected out."""
         left = np.square(self.x).sum(axis=0)
         scale = np.where(left > _ALIKE * self.whole + 1e-9, 1 / np.sqrt(left + 1e-12), 0)
-        return (self.x.T @ signals) * scale[:, None] / np.maximum(np.linalg.norm(signals, axis=0), 1e-12)
+        products = sums_of_products(self.x, signals) * scale[:, None]
+        return products / np.maximum(np.linalg.norm(signals, axis=0), 1e-12)

@@ -19,6 +19,7 @@ from .taste_evidence import (
     hyperprior,
     log_evidence,
     log_evidences,
+    sums_of_products,
 )
 from .taste_features import ReplyFeatures, ReplyTable
 from .taste_measures import MEASURES
@@ -293,7 +294,8 @@ class Scan:
         self._weight = rows.weight.astype(np.float32)
         self._zy = pool.values.T @ (self._weight * rows.y.astype(np.float32))
         self._zz = pool.squares.T @ self._weight
-        self._zx = pool.values.T @ (self._weight[:, None] * x.astype(np.float32))  # [C, d]
+        weighted = self._weight[:, None] * x.astype(np.float32)
+        self._zx = sums_of_products(pool.values, weighted)  # [C, d]
 
     def add(self, which: int) -> None:
         """Note that the candidate with the index `which` was selected."""
