@@ -1,9 +1,14 @@
 """Arithmetic of the taste model against its slow twins, and its features."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
+from ruvmlx.platform import numpy_blas
 from ruvmlx.sona import taste_columns, taste_evidence, taste_features, taste_fit, taste_measures
+from ruvmlx.sona.taste_evidence import sums_of_products
 from ruvmlx.sona.taste_features import ReplyFeatures, ReplyTable, bucket, features_of
 from tests.oracles import taste as slow
 from tests.sona import simulated_tastes as sim
@@ -166,3 +171,41 @@ def test_a_measure_tells_two_texts_apart(name, high, low):
 def test_any_text_has_finite_features(text):
     found = features_of(text[:50], text, True)
     assert np.isfinite(found.measures).all() and len(found.words) == len(found.counts)
+
+
+@pytest.mark.parametrize("ratings", [0, 1, 63, 64, 65, 200])
+def test_sums_of_products_are_the_product(ratings):
+    rng = np.random.default_rng(ratings)
+    a, b = rng.normal(size=(ratings, 37)), rng.normal(size=(ratings, 5))
+    np.testing.assert_allclose(sums_of_products(a, b), a.T @ b, rtol=1e-12, atol=1e-12)
+
+
+# The program prints the resident kilobytes of OpenBLAS's work memory after products of two sizes. This memory
+# has one mapping of 32 MB or more for each thread.
+MEMORY_OF_PRODUCTS = """
+import numpy as np
+from ruvmlx.sona.taste_evidence import sums_of_products
+
+def work_memory():
+    total = size = 0
+    for words in map(str.split, open("/proc/self/smaps")):
+        if "-" in words[0]:
+            first, end = words[0].split("-")
+            size = int(end, 16) - int(first, 16) if len(words) == 5 else 0
+        elif words[0] == "Rss:" and 30 << 20 < size < 70 << 20:
+            total += int(words[1])
+    return total
+
+a, b = np.ones((600, 3000), np.float32), np.ones((600, 72), np.float32)
+for ratings in (64, 600):
+    sums_of_products(a[:ratings], b[:ratings])
+    print(work_memory())
+"""
+
+
+@pytest.mark.skipif(numpy_blas.used_threads() is None or sys.platform != "linux", reason="OpenBLAS on Linux")
+def test_the_work_memory_does_not_grow_with_the_ratings():
+    """With one product, it grows from 0.6 to 4 MB (two threads)."""
+    done = subprocess.run([sys.executable, "-c", MEMORY_OF_PRODUCTS], capture_output=True, text=True)
+    few, many = map(int, done.stdout.split())
+    assert 0 < many <= few + 100
