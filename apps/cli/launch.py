@@ -85,8 +85,9 @@ def launch(
         raise UsageError(
             "give either --hosts A,B or -n N, as in `ruvmlx launch --hosts 10.0.0.1,10.0.0.2 -- chat`."
         )
-    if processes is not None and backend != "ring":
-        raise UsageError(f"--backend {backend} goes with --hosts; with -n, leave it out.")
+    of_hosts = f"--backend {backend}" if backend != "ring" else f"--python {python}" if python else ""
+    if processes is not None and of_hosts:
+        raise UsageError(f"{of_hosts} goes with --hosts; with -n, leave it out.")
     _require_head_alone()
     code = (
         _launch_here(processes, command)

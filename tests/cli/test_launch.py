@@ -54,6 +54,7 @@ def test_standard_input_and_the_exit_code_are_those_of_the_command(process, tiny
         (["--", "chat"], "give either --hosts A,B or -n N"),
         (["-n", "2", "--hosts", "a,b", "--", "chat"], "give either --hosts A,B or -n N"),
         (["-n", "2", "--backend", "jaccl", "--", "chat"], "--backend jaccl goes with --hosts"),
+        (["-n", "2", "--python", "/bin/python3", "--", "chat"], "goes with --hosts; with -n, leave it out"),
         (
             ["--hosts", "127.0.0.1", "--", "chat"],
             "needs two or more machines, got 1",
