@@ -10,6 +10,7 @@ JSON: {"format": "ruvmlx-chat", "id", "title", "system", "model", "created", "up
     and the tool calls, but no rating and no tokens, so the user cannot rate or continue imported replies.
 """
 
+import errno
 import json
 import time
 from collections.abc import Iterable, Iterator
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..errors import CorruptFile, UsageError, unreadable
+from ..errors import CorruptFile, RuvmlxError, UsageError, unreadable
 from ..models.text.tool_calls import ParsedCall
 from ..platform.files import file_beside, flush_to_disk, open_ordinary, publish
 from ..store import MessageRow, Store
@@ -30,6 +31,7 @@ ROLES = ("user", "assistant", "tool")
 NAMES = {"user": "You", "assistant": "Assistant", "tool": "Tool"}
 ENDINGS = {"", ".md", ".markdown", ".txt", ".json"}  # the endings of files to which chats are written
 MAX_FILE_BYTES = 64 << 20  # bytes: the program does not import larger files
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # the errors of a full or broken disk
 MAX_TIMESTAMP = 253_402_300_800.0  # as many seconds before 1970 as there are to the end of the year 9999
 
 
@@ -303,7 +305,7 @@ def read_limited(file: BinaryIO, name: str, limit: int | None = None) -> bytes:
 @contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
     """Write a new file that only the user can read. The file appears when it is complete. Raises UsageError
-    if the file exists or cannot be written."""
+    if the file exists or its path cannot be used, and RuvmlxError if the disk fails or is full."""
     name = one_line(str(path))
     try:
         with file_beside(path) as fresh:
@@ -315,7 +317,8 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
     except FileExistsError as e:
         raise UsageError(f"{name} exists already; give another name.") from e
     except OSError as e:
-        raise UsageError(f"cannot write {name}: {e.strerror}.") from e
+        kind = RuvmlxError if e.errno in _OF_THE_DISK else UsageError
+        raise kind(f"cannot write {name}: {e.strerror}.") from e
 
 
 def write_new(path: Path, text: str | Iterable[str]) -> int:

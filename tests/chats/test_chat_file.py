@@ -246,8 +246,9 @@ def test_a_full_disk_leaves_no_file(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", raise_no_space)
-        with pytest.raises(UsageError, match=r"cannot write .*No space left"):
+        with pytest.raises(RuvmlxError, match=r"cannot write .*No space left") as error:
             write_new(tmp_path / "a.md", "words")
+    assert error.value.exit_code == 1
     assert list(tmp_path.iterdir()) == []
     write_new(tmp_path / "a.md", "words")
 
