@@ -10,7 +10,7 @@ import pytest
 
 from ruvmlx.chats import chat_file, soft_delete
 from ruvmlx.chats.chat_file import as_json, as_markdown, import_once, read_bytes, write_new
-from ruvmlx.errors import CorruptFile, NotFound, UsageError
+from ruvmlx.errors import CorruptFile, NotFound, RuvmlxError, UsageError
 from ruvmlx.store import PreferenceRow, Store, chats
 
 from ..store.test_branches import a_reply, branch_texts, exchange
