@@ -215,8 +215,10 @@ class Host:
                 cancel.set()
                 unseen.set()
             self.holder.opened_runtime.learning.settle(cancel, watch, unseen)
-            # A fit of the taste model makes tables for all ratings, and frees them between small blocks.
-            memory.give_back()
+            # The taste model frees large tables after a fit. Small blocks near the tables stay in use, so the
+            # allocator keeps the memory of the tables. If a user waits, a later call does this work.
+            if not (cancel.is_set() or unseen.is_set()):
+                memory.give_back()
 
         try:
             await self._run(settle)

@@ -151,15 +151,14 @@ def _probability_of_comparing(given: Sequence[Given], background: Sequence[Rated
     return float(1 / (1 + np.exp(np.clip(fixed - compared - COMPARES, -50, 50))))
 
 
-def _comparison(
-    given: Sequence[Given], background: Sequence[RatedFeatures]
-) -> tuple[float, Sequence[RatedFeatures]]:
-    """Return (the probability that the user compares replies, the unrated replies for the fit). The result
-    has the probability 0 and all unrated replies if too few unrated replies have unshown replies."""
+def _background_of_fit(background: Sequence[RatedFeatures]) -> tuple[Sequence[RatedFeatures], bool]:
+    """Return the unrated replies that a fit uses, and True if the fit can compare replies. If enough unrated
+    replies have unshown replies, the fit uses only these unrated replies. Else the fit uses all unrated
+    replies, and compares no replies."""
     compared = [one for one in background if one.usual is not None]
     if background and len(compared) < min(MIN_COMPARED, len(background)):
-        return 0.0, background
-    return _probability_of_comparing(given, compared), compared
+        return background, False
+    return compared, True
 
 
 @dataclass(frozen=True)
@@ -201,7 +200,8 @@ class TasteModel:
         """
         given = given[-MAX_RATINGS:]
         count = sum(isinstance(one, RatedFeatures) or not one.is_reason for one in given)
-        share, background = _comparison(given, background)
+        background, can_compare = _background_of_fit(background)
+        share = _probability_of_comparing(given, background) if can_compare else 0.0
         fitted = fit(_rows(given, share), features_within_question(background, share))
         return cls(count, fitted, share, _shorter(given))
 
@@ -274,12 +274,9 @@ class TasteModel:
         rated: (question, reply) texts of rated replies, which give the names of words. Without these texts,
             only likings about measures are returned.
         """
-        given = given[-MAX_RATINGS:]
-        share, background = _comparison(given, background)
-        ratings = _rows(given, share)[self.ratings_before_turn :]
-        return preferences(
-            self.fitted, with_background(ratings, features_within_question(background, share)), rated
-        )
+        ratings = _rows(given[-MAX_RATINGS:], self.share)[self.ratings_before_turn :]
+        unrated = features_within_question(_background_of_fit(background)[0], self.share)
+        return preferences(self.fitted, with_background(ratings, unrated), rated)
 
     def guess(self) -> str:
         """Return in words which measure of a reply the user most probably likes, even if the evidence is not

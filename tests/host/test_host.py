@@ -267,12 +267,16 @@ async def test_a_rating_does_not_wait_for_unseen_replies(host, monkeypatch):
 
 
 async def test_freed_memory_goes_back_after_the_work_between_replies(host, monkeypatch):
+    """This work takes some milliseconds. If a user waits, the work is left out."""
     host, runtime = host
     done = []
     monkeypatch.setattr(runtime.learning, "settle", lambda *_: done.append("settled"))
     monkeypatch.setattr(memory, "give_back", lambda: done.append("gave back"))
     await host.settle()
     assert done == ["settled", "gave back"]
+    monkeypatch.setattr(runtime.learning, "settle", lambda cancel, *_: (done.append("settled"), cancel.set()))
+    await host.settle()
+    assert done == ["settled", "gave back", "settled"]
 
 
 async def test_work_in_slices_ends_with_its_model():

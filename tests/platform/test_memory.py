@@ -9,9 +9,9 @@ from ruvmlx.apps.cli import serve
 
 from ruvmlx.platform import memory
 
-# The program makes large blocks of one size. After each large block, it makes a small block that stays in
-# use. The first block of 30 MB makes glibc take blocks of
-# 1 MB from its heap, where a block in use keeps all memory below it.
+# The program makes large blocks of one size. After each large block, the program makes a small block. The
+# small blocks stay in use. The first block of 30 MB makes glibc take blocks of 1 MB from its heap. In the
+# heap, a block in use keeps all memory below the block.
 FREES = """
 import sys
 from ruvmlx.platform.memory import limit_unused_memory, resident

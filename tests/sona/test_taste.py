@@ -21,7 +21,7 @@ TASTES = [sim.shorter, sim.lists, sim.to_the_reader, sim.phrase, sim.lists_for_h
 
 
 def given_by(taste: sim.Taste, ratings: int, seed: int = 0, wrong: float = 0.0) -> list[RatedFeatures]:
-    """Return the ratings of a user. wrong: share of the stars that are turned around."""
+    """Return the ratings of a user. wrong: the share of the ratings whose stars are reversed (1 for 5)."""
     shown = sim.texts(ratings, seed)
     given = sim.stars(taste, shown)
     flipped = np.random.default_rng(seed).random(ratings) < wrong

@@ -205,7 +205,7 @@ for ratings in (64, 600):
 
 @pytest.mark.skipif(numpy_blas.used_threads() is None or sys.platform != "linux", reason="OpenBLAS on Linux")
 def test_the_work_memory_does_not_grow_with_the_ratings():
-    """With one product, it grows from 0.6 to 4 MB (two threads)."""
+    """If one product has all ratings, this memory grows from 0.6 to 4 MB (two threads)."""
     done = subprocess.run([sys.executable, "-c", MEMORY_OF_PRODUCTS], capture_output=True, text=True)
     few, many = map(int, done.stdout.split())
     assert 0 < many <= few + 100
