@@ -144,6 +144,23 @@ def test_undo_rollback_and_restart_bring_back_micro_and_base(open_tiny):
             assert runtime.learner.history.version() == version and learned_state(runtime) == states[version]
 
 
+def test_only_the_base_in_use_has_a_kl_probe_in_memory(open_tiny):
+    with open_tiny() as runtime:
+        runtime.rate(reply(runtime), "up")
+        active, sizes, distances = runtime.learner.active, [], []
+        for seed in (3, 4):
+            base = promote(runtime, seed)
+            active.measure()
+            sizes.append(active.nbytes)
+            distances.append(active.probe.distance(active.state.micro))
+        assert sizes[1] - sizes[0] == base.nbytes  # the weights of the base before stay, for an undo
+        runtime.rollback(2)
+        runtime.learner.sync()
+        assert not active.is_measured
+        active.measure()
+        assert active.nbytes == sizes[1] and active.probe.distance(active.state.micro) == distances[0]
+
+
 def test_undo_takes_back_a_rating_even_through_a_consolidation(open_tiny):
     with open_tiny() as runtime:
         runtime.rate(reply(runtime, seed=1), "up")
