@@ -45,7 +45,8 @@ class WholeText:
         for i in range(0, len(states), ROWS):
             found.append(losses(softmax_rows(head(states[i : i + ROWS])), following[i : i + ROWS]))
             pause()
-        return cls(texts, np.ascontiguousarray(text.states[:n]), np.concatenate(found))
+        # a copy, because a view would keep the states of prose in memory, too
+        return cls(texts, text.states[:n].copy(), np.concatenate(found))
 
     @property
     def answers(self) -> np.ndarray:

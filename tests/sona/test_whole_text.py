@@ -64,6 +64,7 @@ def test_the_frozen_model_reads_the_texts_once(learner, monkeypatch):
     monkeypatch.setattr(whole_text.reference_text, "read", read_and_count)
     store, model, backend = active._store, active._model, active.backend
     whole = active._whole.read(active.frozen_probe)
+    assert whole.states.base is None  # a view would keep the states of prose in memory
     backend.set_lora(random_base(model.config))
     base = backend.lora
 
