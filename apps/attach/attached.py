@@ -52,6 +52,7 @@ class AttachedChat:
             # serve`
             tools=False,
             copies=self._copy,
+            saves_theme=lambda name: outbox.tell(theme=name),
         )
         self._app = ChatApp(guest, options)
         _draw_for(self._app, hello.environment)

@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
@@ -16,7 +17,7 @@ from urllib.parse import urlsplit
 from wsproto import ConnectionType, WSConnection, events
 from wsproto.utilities import ProtocolError
 
-from ruvmlx.errors import RuvmlxError, UsageError
+from ruvmlx.errors import RuvmlxError, UsageError, error_line
 
 from .terminal import Terminal
 from .wire import PATH, STOPPED, Hello
@@ -169,6 +170,7 @@ class Client:
         self._wake, self._woken = os.pipe()
         os.set_blocking(self._woken, False)
         self._resized = False
+        self.unsaved = ""  # why the chosen theme was not saved
         self.code, self.error = 1, f"the connection to {link.url} broke; the chat is saved."
 
     def run(self) -> None:
@@ -210,6 +212,8 @@ class Client:
     def _obey(self, told: dict[str, Any]) -> None:
         if "copy" in told:
             self._copy(str(told["copy"]))
+        if "theme" in told:
+            self._save_theme(str(told["theme"]))
         if "end" in told:
             self.code, self.error = int(told["end"]), str(told["error"])
 
@@ -219,6 +223,14 @@ class Client:
         # no error is shown, because the app has told the user "Copied" already
         with contextlib.suppress(RuvmlxError):
             clipboard.copy(text)
+
+    def _save_theme(self, name: str) -> None:
+        from ruvmlx.settings import settings_file
+
+        try:
+            settings_file.save("theme", name)
+        except RuvmlxError as error:  # the app draws on the terminal now, so `attach` shows the line
+            self.unsaved = error_line(error)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -284,6 +296,8 @@ def attach(url: str, key: str | None, **chat: Any) -> int:
         return ended.exit_code
     finally:
         link.close()
+    if client.unsaved:
+        print(f"ruvmlx: {client.unsaved}", file=sys.stderr)
     if client.error:
         error = RuvmlxError(client.error)
         error.exit_code = client.code

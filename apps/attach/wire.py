@@ -3,8 +3,9 @@ WebSocket.
 
     to the server   the first message is a text with a `Hello`; the next messages are the bytes from the
                     terminal, and texts with a new size: {"size": [80, 24]}
-    to the client   bytes for the terminal, and texts: {"copy": TEXT} fills the clipboard; the last text is
-                    {"end": CODE, "error": LINE}, with the exit code and a line for the user, or ""
+    to the client   bytes for the terminal, and texts: {"copy": TEXT} fills the clipboard; {"theme": NAME}
+                    saves the setting `theme`; the last text is {"end": CODE, "error": LINE}, with the exit
+                    code and a line for the user, or ""
 
 A message with a size makes the app draw the whole screen again. A server that stops closes the
 connection with the WebSocket code STOPPED.

@@ -26,7 +26,6 @@ from ruvmlx.errors import RuvmlxError, error_line
 from ruvmlx.host.guest import Guest
 from ruvmlx.host.host import Host
 from ruvmlx.host.model_holder import OpenRuntime
-from ruvmlx.settings import settings_file
 from ruvmlx.text import sanitize
 
 from . import exit_signals, gc_policy, keys, palette, theme
@@ -343,7 +342,7 @@ async def _wait_for_keys(prompt: Prompt) -> None:
 
 async def _remember_theme(chat: ChatContext, name: str) -> None:
     try:
-        await asyncio.to_thread(settings_file.save, "theme", theme.setting(name))
+        await asyncio.to_thread(chat.options.saves_theme, theme.setting(name))
     except RuvmlxError as error:
         chat.status.flash(error_line(error))
 

@@ -8,8 +8,13 @@ from typing import Any
 
 from ruvmlx.engine.types import Sampling
 from ruvmlx.runtime import Runtime
+from ruvmlx.settings import settings_file
 
 from .user_files import HERE, UserFiles
+
+
+def save_theme(value: str) -> None:
+    settings_file.save("theme", value)
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,8 @@ class ChatOptions:
     tools: bool = True  # False if the user must not turn on tool servers
     # a function that copies a text to the clipboard of the user's machine
     copies: Callable[[str], bool] | None = None
+    # a function that saves the value of the setting `theme` on the user's machine
+    saves_theme: Callable[[str], None] = save_theme
 
     def for_reply(self, cancel: threading.Event) -> dict[str, Any]:
         """Return keyword arguments for `Conversations.say` and the other methods of `Conversations` that let

@@ -26,7 +26,8 @@ from .conftest import CHAT_KEY
 WELCOME = "learns from what you think"
 
 
-ENTER, CTRL_C, CTRL_N, CTRL_Q, CTRL_R, CTRL_Y, ESC = "\r", "\x03", "\x0e", "\x11", "\x12", "\x19", "\x1b"
+ENTER, CTRL_C, CTRL_N, CTRL_P, CTRL_Q, CTRL_R = "\r", "\x03", "\x0e", "\x10", "\x11", "\x12"
+CTRL_Y, ESC = "\x19", "\x1b"
 
 
 OTHER_SCREEN, BACK = b"\x1b[?1049h", b"\x1b[?1049l"
@@ -37,9 +38,9 @@ def attach(home):
     """attach(url, *flags, key=..., wait=...) -> a terminal with a client."""
     started = []
 
-    def begin(url, *flags, key=CHAT_KEY, wait=True, cwd=None, term="xterm-256color"):
+    def begin(url, *flags, key=CHAT_KEY, wait=True, cwd=None, term="xterm-256color", own_home=home):
         argv = ["env", f"TERM={term}", sys.executable, "-m", "ruvmlx", "chat", "--server", url, *flags]
-        environment = {"RUVMLX_HOME": str(home), "SSH_TTY": "/dev/pts/9"} | (
+        environment = {"RUVMLX_HOME": str(own_home), "SSH_TTY": "/dev/pts/9"} | (
             {"RUVMLX_API_KEY": key} if key else {}
         )
         terminal = Terminal(argv, cwd=cwd, **environment)
@@ -160,6 +161,31 @@ def test_the_clients_clipboard_is_filled(running, attach):
     running.wait_until(lambda: terminal._read() and clipboard.search(terminal.raw))
     copied = base64.b64decode(clipboard.search(terminal.raw)[1]).decode()
     assert copied == sanitize(text)
+
+
+def test_a_chosen_theme_is_saved_at_the_client(running, attach, home, tmp_path):
+    """Not in the data folder of the user who started the server."""
+    terminal = attach(running.url, own_home=tmp_path / "of the client")
+    for typed, seen in ((CTRL_P, "Search"), ("theme" + ENTER, "nord"), ("nord" + ENTER, "")):
+        terminal.send(typed)
+        terminal.expect(seen)
+    saved = tmp_path / "of the client" / "config.toml"
+    running.wait_until(lambda: terminal._read() and saved.exists())
+    assert saved.read_text() == 'theme = "nord"\n' and not (home / "config.toml").exists()
+
+
+def test_a_theme_that_cannot_be_saved_is_told_at_the_end(running, attach, tmp_path):
+    """While the app draws on the terminal, the client cannot print the line."""
+    (tmp_path / "file").touch()
+    terminal = attach(running.url, own_home=tmp_path / "file" / "home")
+    running.wait_until(lambda: running.terminals.attached)
+    for typed, seen in ((CTRL_P, "Search"), ("theme" + ENTER, "nord"), ("nord" + ENTER, "")):
+        terminal.send(typed)
+        terminal.expect(seen)
+    time.sleep(1)
+    terminal.send(CTRL_Q)
+    terminal.expect("cannot write .*config.toml")
+    assert terminal.wait() == 0
 
 
 def test_another_size_is_drawn(running, attach):
