@@ -23,6 +23,7 @@ from .options import load_and_open, model_options, resolve
 from .output import json_option, log, print_json, show
 from .own_scorer import own_scorer
 from .path_types import NewPath
+from .prove_refusals import refuse_for_drawn, refuse_for_suite
 from .text_output import TableColumn, count, hint, say, table
 from .verb import Verb
 
@@ -112,6 +113,7 @@ def prove(as_json: bool, **flags: Any) -> None:
     if flags["held_out"] or flags["rater"]:
         raise UsageError("--held-out and --rater are for drawn users; add --drawn N.")
     if flags["suite"]:
+        refuse_for_suite()
         _suite(flags)
         return
     if flags["as_chat"]:
@@ -213,9 +215,6 @@ def _as_chat(flags: dict[str, Any], as_json: bool) -> None:
         show(as_chat.table(results))
 
 
-_NOT_DRAWN = ("user", "scorer", "as_chat", "shuffle", "flip", "reverse", "oracle", "examples")
-
-
 def _run_drawn(flags: dict[str, Any], as_json: bool) -> None:
     """Simulate users whose tastes are drawn at random, and print what each user gains from the ratings. With
     --report, run no user, and write a report on earlier runs."""
@@ -227,11 +226,7 @@ def _run_drawn(flags: dict[str, Any], as_json: bool) -> None:
         return
     if flags["learn"] == "off":
         raise UsageError("--learn off is not for drawn users: something must learn; give another one.")
-    for name in _NOT_DRAWN:
-        if flags[name]:
-            raise UsageError(
-                f"--{name.replace('_', '-')} is not for drawn users; leave out that flag or --drawn."
-            )
+    refuse_for_drawn()
     started, ratings, every = time.monotonic(), flags["ratings"], flags["every"]
     points = range(every, ratings, every) if every else (10, 30)
     chat = as_chat.ChatSetup(

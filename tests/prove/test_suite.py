@@ -51,6 +51,23 @@ def test_a_report_needs_results(flags, expected, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--ratings", "30"], ["--every", "5"], ["--shuffle"], ["--flip", "0.2"], ["--json"], ["--as-chat"],
+        ["--jobs", "2"], ["--scorer", "taste.py:stars"], ["--best-of", "4"],
+    ],
+    ids=lambda flags: flags[0],
+)  # fmt: skip
+def test_flags_that_the_suite_would_ignore_are_refused(flags, tmp_path, monkeypatch):
+    """The trials of the suite have their own values, and run in one process."""
+    monkeypatch.setattr("ruvmlx.apps.cli.prove.open_bench", None)
+    done = CliRunner().invoke(prove, ["--suite", str(tmp_path / "results.jsonl"), *flags])
+    assert isinstance(done.exception, UsageError)
+    assert str(done.exception).startswith(f"{flags[0]} is not for the suite")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("drawn", [[], ["--drawn", "1"]], ids=["suite", "drawn"])
 def test_a_report_does_not_replace_the_results(drawn, tmp_path):
     path = tmp_path / "results.jsonl"
