@@ -147,9 +147,20 @@ def append(path: Path, result: dict[str, Any]) -> None:
         f.write("\n" + json.dumps(result) + "\n")  # the first "\n" ends an incomplete line of a killed run
 
 
+# a field that only results of one kind have -> the other fields that all results of this kind have
+_FIELDS = {
+    "key": ("seed", "reach"),
+    "user": (
+        "family", "rater", "kind", "taste", "learn", "best_of", "seed", "seconds", "reach", "setting",
+        "machine",
+    ),
+}  # fmt: skip
+
+
 def results(path: Path, of: str = "key") -> list[dict[str, Any]]:
-    """Return the results in the file, without incomplete lines of killed runs. of: the name of a field;
-    results without this field are left out. Raise UsageError if the file cannot be read."""
+    """Return the results in the file, without incomplete lines of killed runs. of: a key of _FIELDS; results
+    without this field are left out. Raise UsageError if the file cannot be read, or if a result has no field
+    that the results of its kind have."""
     if not path.exists():
         return []
     found = []
@@ -157,12 +168,20 @@ def results(path: Path, of: str = "key") -> list[dict[str, Any]]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise unreadable(str(path), error) from error
-    for line in lines:
+    for number, line in enumerate(lines, 1):
         try:
-            found.append(json.loads(line))
+            result = json.loads(line)
         except ValueError:
             continue
-    return [r for r in found if isinstance(r, dict) and "checkpoints" in r and of in r]
+        if not (isinstance(result, dict) and "checkpoints" in result and of in result):
+            continue
+        if missing := [name for name in _FIELDS[of] if name not in result]:
+            raise UsageError(
+                f"{path} line {number}: the result has no field {missing[0]!r}. Remove the line, or name "
+                "another file."
+            )
+        found.append(result)
+    return found
 
 
 def some_results(path: Path, of: str = "key") -> list[dict[str, Any]]:

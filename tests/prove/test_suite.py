@@ -89,6 +89,23 @@ def test_another_file_is_refused_in_one_line(content, said, tmp_path):
     assert isinstance(done.exception, UsageError) and said in str(done.exception)
 
 
+@pytest.mark.parametrize(
+    "drawn, result, missing",
+    [
+        (["--drawn", "1"], {"user": 0, "seed": 0, "checkpoints": []}, "family"),
+        ([], {"key": "brevity, instant", "reach": True, "checkpoints": []}, "seed"),
+    ],
+    ids=["drawn", "suite"],
+)
+def test_a_result_without_a_field_is_refused_in_one_line(drawn, result, missing, tmp_path):
+    """The user can have written it by hand."""
+    path = tmp_path / "results.jsonl"
+    path.write_text(f"\n{json.dumps(result)}\n")
+    done = CliRunner().invoke(prove, [*drawn, "--suite", str(path), "--report", str(tmp_path / "R.md")])
+    assert isinstance(done.exception, UsageError)
+    assert f"results.jsonl line 2: the result has no field '{missing}'" in str(done.exception)
+
+
 def test_every_cell_has_its_own_name():
     keys = [cell.key for cell in suite.cells()]
     assert len(set(keys)) == len(keys)
