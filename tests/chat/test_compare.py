@@ -15,6 +15,8 @@ from ruvmlx.models.text.tool_calls import ParsedCall
 from ..chats.test_chats import options, run
 from ..test_runtime import say
 from .helpers import ask, screen_text, until
+from .helpers import chatting as scripted_chat
+from .scripted import ScriptedRuntime
 from .test_branches import BOTH_SIZES, chatting, run_plain, send, shown_texts  # noqa: F401
 
 
@@ -320,3 +322,13 @@ def test_going_on_from_the_reply_before_a_comparison_teaches_nothing(open_tiny, 
         assert runtime.chats.turns(chat)[-1].id == shown
         say(runtime, chat, "go on")
         assert runtime.status().preferences == 0 and runtime.choices.take_continuation(chat) is None
+
+
+async def test_the_key_of_effect_waits_for_the_end_of_a_reply():
+    """One line says why the key does nothing."""
+    async with scripted_chat(ScriptedRuntime(["One ", "two."], gate=True, free=1)) as (app, pilot):
+        app.chat.prompt.text = "Hello"
+        await pilot.press("enter")
+        await until(pilot, lambda: "One" in screen_text(app))
+        await pilot.press("ctrl+t")
+        await until(pilot, lambda: "Still replying: Esc stops" in screen_text(app), seconds=5)

@@ -135,8 +135,13 @@ class Actions:
             await self._chat.show_error(error)
 
     def command(self, name: str, argument: str = "") -> None:
-        """Start a slash command because the user pressed its key."""
-        self.start(Command(name, argument))
+        """Start a slash command because the user pressed its key. If the command must wait for the end of the
+        reply, only tell the user."""
+        command = Command(name, argument)
+        if self._chat.phase == "replying" and self._must_wait(command):
+            self._wait()
+        else:
+            self.start(command)
 
     def take_back(self) -> None:
         """Take back the rating of the selected reply, because the user pressed the key "Undo" (u) while this
