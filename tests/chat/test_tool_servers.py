@@ -224,6 +224,16 @@ def test_always_counts_for_one_tool_until_all_are_off(tools):
     assert tools.needs_question(call("add"))
 
 
+@pytest.mark.parametrize("args, asks", [([SERVER], False), ([SERVER, "add"], True)])
+def test_always_ends_with_an_edit_of_the_server(tools, home, args, asks):
+    """The name can mean another program now."""
+    tools.turn_on("small", threading.Event())
+    tools.always_allow(call("add"))
+    write_servers(home, small={"command": sys.executable, "args": args})
+    tools.turn_on("small", threading.Event())
+    assert tools.needs_question(call("add")) == asks
+
+
 def test_a_tool_that_is_not_on_cannot_be_required(tools):
     with pytest.raises(UsageError, match=r"^there is no tool 'forecast'\. No tool is on"):
         tools.offer("forecast")

@@ -13,6 +13,7 @@ from ruvmlx.text import did_you_mean, one_line
 
 from . import server_file
 from .connections import Connections, ServerTool
+from .server_file import ToolServer
 
 MOST_CALLS = 10  # the maximum number of tool calls for one answer of the model
 NOT_ALLOWED = "(The user did not allow this call.)"
@@ -32,6 +33,7 @@ class ChatTools:
     _on: dict[str, list[ServerTool]] = field(default_factory=dict)
     # server and name of each tool that runs without asking the user
     _always: set[tuple[str, str]] = field(default_factory=set)
+    _started: dict[str, ToolServer] = field(default_factory=dict)  # each server as it was started last
     _made: int = 0  # the number of tool calls so far for the present answer
 
     # Methods that turn tool servers on and off
@@ -45,6 +47,9 @@ class ChatTools:
             )
         server = server_file.find(name)
         self.turn_off(name)
+        if self._started.get(name) != server:  # the user has allowed calls of another program or address
+            self._always = {place for place in self._always if place[0] != name}
+        self._started[name] = server
         found = self._connections.start(server, cancel)
         self._on[name] = found
         return [shown for shown, tool in self.by_name().items() if tool.server == name]
