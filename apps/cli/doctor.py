@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ruvmlx import __version__, settings
-from ruvmlx.errors import RuvmlxError
+from ruvmlx.errors import RuvmlxError, UsageError
 from ruvmlx.settings import Settings
 from ruvmlx.text import backend_in_words, size
 
@@ -266,6 +266,8 @@ _LABELS = {"witness log": "log"}  # names of checks in JSON -> words for people
 @json_option
 def doctor(file: Path | None, seconds: int, export_metal: Path | None, as_json: bool) -> None:
     """Check the installation, the store, the model and the kernels."""
+    if export_metal is not None and file:
+        raise UsageError("--export-metal and --report do not go together; run one command for each.")
     if export_metal is not None:
         _export_metal(export_metal, as_json)
         return

@@ -8,7 +8,7 @@ from ruvmlx.apps.cli import cli
 
 from ruvmlx.backends.mlx.kernels import decode, export
 from ruvmlx.backends.mlx.kernels.source import HEAD_DIMS, folder
-from ruvmlx.errors import RuvmlxError
+from ruvmlx.errors import RuvmlxError, UsageError
 from ruvmlx.platform.mx import mx
 
 from .kernels import CUDA_ONLY, KERNELS
@@ -35,6 +35,13 @@ def test_json_lists_the_exported_files(tmp_path):
     found = json.loads(doctor(tmp_path, "--json").output)
     assert found["folder"] == str(tmp_path)
     assert sorted(found["files"]) == sorted(file.name for file in tmp_path.iterdir())
+
+
+def test_a_report_is_not_forgotten(tmp_path):
+    """The command writes Metal sources in place of its checks, so it has nothing to report."""
+    done = doctor(tmp_path / "folder", "--report", tmp_path / "r.md")
+    assert isinstance(done.exception, UsageError) and "do not go together" in str(done.exception)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_is_what_mlx_compiles(tmp_path, capfd):
