@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ruvmlx.backends.sharded.place import ranks
+from ruvmlx.backends.sharded.place import all_are_here, ranks
 from ruvmlx.errors import UsageError
 
 from .number_types import WholeNumber
@@ -135,7 +135,7 @@ def _write(report: Path, found: dict[str, Any], words: Sequence[str], given: Map
     from ..bench import markdown, page
 
     if report.suffix == ".md":
-        command = ["ruvmlx", "bench", *words]
+        command = ["ruvmlx", *_launch_words(), "bench", *words]
         for name, value in {**given, "report": report}.items():
             for one in value if isinstance(value, tuple) else [value] * (value is not None):
                 is_file = name == "report" or (name == "model" and Path(one).exists())
@@ -145,6 +145,15 @@ def _write(report: Path, found: dict[str, Any], words: Sequence[str], given: Map
         text = page.html(found)
     write_new(report, text)
     log(f"wrote {report}")
+
+
+def _launch_words() -> list[str]:
+    """Return the words with which `ruvmlx launch` started this process. The words do not name the machines,
+    because other people read the report."""
+    if ranks() == 1:
+        return []
+    hosts = ",".join(f"HOST{rank}" for rank in range(ranks()))
+    return ["launch", *(["-n", str(ranks())] if all_are_here() else ["--hosts", hosts]), "--"]
 
 
 def _compare(reports: tuple[str, ...], as_json: bool) -> None:

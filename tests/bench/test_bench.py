@@ -13,6 +13,7 @@ from ruvmlx.apps.bench.serving_player import ServingPlayer
 from ruvmlx.apps.bench.stage import OnStage, take_turns
 
 from ruvmlx.backends import select
+from ruvmlx.backends.sharded import place
 from ruvmlx.errors import RuvmlxError
 from ruvmlx.kv.policy import EIGHT_BITS
 from ruvmlx.models.load import load_model
@@ -54,6 +55,20 @@ def test_a_report_names_the_command_that_made_it(run, tmp_path, tiny_folder, mon
     assert run("bench", "model", "--quick", *options, *model, *where, "--report", str(file))[0] == 0
     words = " ".join(["ruvmlx bench model --quick", *options, "--model", tiny_folder.name, *where])
     assert f"Made by `{words} --report 'my report.md'`;" in file.read_text()
+
+
+@pytest.mark.parametrize(
+    "leader, words", [("127.0.0.1:2000", "-n 2"), ("10.0.0.1:2000", "--hosts HOST0,HOST1")]
+)
+def test_a_report_names_the_launch(run, tmp_path, tiny_folder, monkeypatch, leader, words):  # noqa: F811
+    """The figures are those of a divided model. The report has no address."""
+    monkeypatch.setattr(suites, "run", lambda *_: REPORT)
+    monkeypatch.setenv(place.RANKS, "2")
+    monkeypatch.setenv(place.LEADER, leader)
+    file = tmp_path / "r.md"
+    assert run("bench", "model", "--model", str(tiny_folder), "--report", str(file))[0] == 0
+    made = f"`ruvmlx launch {words} -- bench model --model {tiny_folder.name} --report r.md`"
+    assert f"Made by {made};" in file.read_text()
 
 
 @pytest.fixture
