@@ -260,7 +260,7 @@ _SHORT = {
     "q": Command("quit"),
 }
 # "/usr/bin is full" and "/ what?" are messages and no commands. "//text" sends the message "/text".
-_FORM = re.compile(r"/([A-Za-z]+|[1-5+?-])(?:\s+(.*))?", re.DOTALL)
+_FORM = re.compile(r"/([A-Za-z]+|[0-9+?-])(?:\s+(.*))?", re.DOTALL)
 
 
 def parse(text: str) -> Command | None:
