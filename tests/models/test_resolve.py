@@ -52,6 +52,18 @@ def test_a_name_that_is_no_path_here_is_no_model(name, monkeypatch):
         find_model(name)
 
 
+@pytest.mark.parametrize("name", ["m.gguf", "owner/name"])
+def test_a_link_that_leads_nowhere_is_told(tmp_path, monkeypatch, name):
+    """Not taken for a repository."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner").mkdir()
+    (tmp_path / name).symlink_to("gone.gguf")
+    with pytest.raises(
+        ModelNotFound, match=f"^'{name}' is a link to 'gone.gguf', which is not there; name a"
+    ):
+        find_model(name)
+
+
 def test_a_dangling_link_is_in_the_list(empty_cache, monkeypatch):
     """The cache lost a file to which a snapshot links."""
     monkeypatch.setattr("ruvmlx.models.find.local.starter_path", lambda: None)

@@ -65,6 +65,10 @@ def find_local_model(name: str) -> ModelFiles | None:
         return _folder(path)
     if os.path.isfile(path):
         return _file(path)
+    if os.path.islink(path):
+        raise ModelNotFound(
+            f"{name!r} is a link to {os.readlink(path)!r}, which is not there; {NAME_ANOTHER}."
+        )
     if name.startswith(STORES):
         return _find_in_other_stores(name)
     repo, wanted = _repository(name)
