@@ -135,7 +135,7 @@ class Dispatcher:
         word = "gone" if gone else str(status)
         metrics.add("ruvmlx_requests_total", endpoint=endpoint.path, method=endpoint.method, status=word)
         metrics.add("ruvmlx_request_seconds_total", seconds, endpoint=endpoint.path)
-        if gone:
+        if gone and "generated_tokens" in facts:
             metrics.add("ruvmlx_cancelled_total")
         shown = {"method": endpoint.method, "path": endpoint.path, "status": word}
         reason = {"reason": failed} if failed else {}

@@ -228,6 +228,7 @@ async def _parts(
 ) -> AsyncGenerator[ReplyPart, None]:
     begun, has_token, calls, told = time.monotonic(), False, list[CallPiece](), dict[str, int]()
     of_chat = () if request.session_id is None else (request.session_id,)
+    _tell(call, told, {"generated": 0})
     async for chunks in call.serving.host.submit(request, *of_chat):
         response = chunks[-1].response
         read = max(chunk.prefilled for chunk in chunks)

@@ -1,9 +1,12 @@
 """What /metrics counts: first tokens, the queue, and the tokens of replies whose clients left."""
 
+import asyncio
 import re
+import threading
 
 from ruvmlx.apps.server.metrics import BOUNDS, Metrics
 
+from .conftest import CHAT_KEY
 from .test_budget import model, slow_steps, start_small  # noqa: F401 - fixtures
 
 
@@ -31,6 +34,26 @@ def test_tokens_of_cancelled_replies_count(running, endless):
     assert 1 <= value(running, "ruvmlx_generated_tokens_total") < 300
     assert value(running, "ruvmlx_prompt_tokens_total") > 0
     assert value(running, "ruvmlx_cancelled_total") == 1
+
+
+def test_a_lost_client_of_a_look_is_no_cancelled_reply(running):
+    """Its client left, but the server wrote no reply for it."""
+    begun, free = threading.Event(), threading.Event()
+
+    def keep_busy(_):
+        begun.set()
+        assert free.wait(60)
+
+    busy = asyncio.run_coroutine_threadsafe(running.serving.host.call(keep_busy), running.loop)
+    assert begun.wait(30)
+    with running.connect() as connection:
+        head = f"GET /v1/chats HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {CHAT_KEY}\r\n\r\n"
+        connection.sendall(head.encode())
+        running.wait_until(lambda: running.serving.calls)
+    running.wait_until(lambda: '"gone"' in running.log.getvalue())
+    free.set()
+    busy.result(30)
+    assert value(running, "ruvmlx_cancelled_total") == 0
 
 
 def test_the_queue(start_small, endless):  # noqa: F811
