@@ -130,6 +130,7 @@ def _run_verb(command: Sequence[str]) -> int:
 
     from . import run
 
+    cluster.PeerLinks.ends_when_idle = command[0] == "serve"
     cluster.reports.append(log)
     sys.argv[1:] = command
     return run()
@@ -198,8 +199,7 @@ def _followers(n: int, words: Sequence[str], env: Mapping[str, str], folder: Pat
         for rank in range(1, n):
             errors = folder / f"rank{rank}"
             with errors.open("wb") as out:
-                own = {**env, "MLX_RANK": str(rank)}
-                no = subprocess.DEVNULL
+                own, no = {**env, "MLX_RANK": str(rank)}, subprocess.DEVNULL
                 process = subprocess.Popen(
                     words, env=own, stdin=no, stdout=no, stderr=out, start_new_session=True
                 )

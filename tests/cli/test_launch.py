@@ -154,6 +154,25 @@ def test_a_signal_ends_all_ranks(tiny_folder, how, number, code, said):
         os.kill(pid, 0)
 
 
+def test_a_lost_rank_ends_an_idle_server(tiny_folder):
+    """Another program can then start the server again. Else each request would get an error for ever."""
+    words = ["launch", "-n", "2", "--", "serve", "--port", "0", "--model", str(tiny_folder), "--json"]
+    pipe = subprocess.PIPE
+    started = subprocess.Popen([sys.executable, "-m", "ruvmlx", *words], stdout=pipe, stderr=pipe)
+    try:
+        pid = json.loads(started.stdout.readline())["pid"]
+        ranks = subprocess.check_output(["pgrep", "-P", str(started.pid)], text=True).split()
+        (other,) = {int(rank) for rank in ranks} - {pid}
+        os.kill(other, signal.SIGKILL)
+        assert started.wait(30) == 1
+        lines = started.stderr.read().decode().splitlines()[1:]  # the first is the forecast
+        assert len(lines) == 1 and lines[0].startswith("ruvmlx: rank 1 ")
+        assert lines[0].endswith("Start `ruvmlx launch` again.")
+    finally:
+        started.terminate()
+        started.communicate(timeout=WAIT)
+
+
 def test_hosts_of_a_file(tmp_path):
     """The first machine is this one, and needs no ssh."""
     hosts = [{"ssh": f"mac{i}", "ips": [f"10.0.0.{i}"], "rdma": [None, None]} for i in (1, 2)]

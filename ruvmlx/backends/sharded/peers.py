@@ -138,6 +138,10 @@ def _reason(error: Exception) -> str:
 class PeerLinks:
     """The links of this process. Only one thread at a time sends messages with `tell` and `ask`."""
 
+    # True: the loss of a rank ends this process also between two steps. A server would else answer each later
+    # request with an error, and no other program would start it again.
+    ends_when_idle = False
+
     def __init__(self) -> None:
         self.links: list[PeerLink] = []
         self.group: mx.distributed.Group | None = None  # MLX's connection of all ranks
@@ -226,12 +230,12 @@ class PeerLinks:
 
     def _note_loss(self, link: PeerLink) -> None:
         self._first_loss.set()
-        if self._working:
+        if self._working or self.ends_when_idle:
             threading.Thread(target=self._end_in_time, args=(link,), daemon=True).start()
 
     def _end_in_time(self, link: PeerLink) -> None:
         time.sleep(GRACE)
-        if self._working:
+        if self._working or self.ends_when_idle:
             end_process(link.line)
 
 
