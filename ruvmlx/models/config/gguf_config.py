@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import CorruptFile, UnsupportedModel
+from ..files.error_text import shown
 from ..files.gguf import GGUFFile
 from ..files.gguf_blocks import unpack
 from .families import ATTENTION, MLP, Family, Window, families_of
@@ -80,8 +81,7 @@ class Keys:
         return self.file.metadata.get(self.prefix + key, default)
 
     def _bad(self, key: str, got: Any, expected: str) -> CorruptFile:
-        what = "missing" if got is None else repr(str(got)[:40])
-        return CorruptFile(f"{self.where}: key {self.prefix}{key} is {what}; {expected} was expected.")
+        return CorruptFile(f"{self.where}: key {self.prefix}{key} is {shown(got)}; {expected} was expected.")
 
     def text(self, key: str, default: str) -> str:
         value = self.get(key, default)

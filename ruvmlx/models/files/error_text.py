@@ -14,6 +14,11 @@ def one_line(value: object, limit: int = 120) -> str:
     return text if len(text) <= limit else f"{text[: limit - 40]}...{text[-37:]}"
 
 
+def shown(value: object) -> str:
+    """Return words for a value of a file: the value in quotes, or "missing" for None."""
+    return "missing" if value is None else repr(str(value)[:40])
+
+
 @contextmanager
 def library(where: str) -> Iterator[None]:
     """Convert errors in a `with` block to CorruptFile, except RuvmlxError, KeyboardInterrupt, SystemExit and

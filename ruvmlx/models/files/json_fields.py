@@ -5,6 +5,7 @@ from math import isfinite
 from typing import Any
 
 from ...errors import CorruptFile
+from .error_text import shown
 
 
 class Fields:
@@ -15,8 +16,7 @@ class Fields:
         self.data, self.where = data, where
 
     def _bad(self, key: str, value: Any, expected: str) -> CorruptFile:
-        what = "missing" if value is None else repr(str(value)[:40])
-        return CorruptFile(f"{self.where}: {key} is {what}; {expected} was expected.")
+        return CorruptFile(f"{self.where}: {key} is {shown(value)}; {expected} was expected.")
 
     def has(self, key: str) -> bool:
         return self.data.get(key) is not None
