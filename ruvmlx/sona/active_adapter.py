@@ -91,9 +91,9 @@ class ActiveAdapter:
         self._frozen = RankedProbe(rank)
         self._frozen.keep(self._stored_probe())
         self._bases: OrderedDict[int, BaseLoRA] = OrderedDict()
-        # (id of a base LoRA, this LoRA with its KL probe). There is only one, because a KL probe takes many
-        # megabytes. After an undo to the base LoRA before, `measure` measures the probe under it again.
-        self._probed: tuple[int, ProbedBase] | None = None
+        # {id of the base LoRA that was measured last: this LoRA and its KL probe}. A KL probe takes many
+        # megabytes, so the base LoRA before has none. After an undo to that one, `measure` measures it again.
+        self._probed: dict[int, ProbedBase] = {}
         self.state = self.load(history.version())
         self._frozen.change_rank(self.state.micro.rank)
         self.base = self._load_base(self.state.base)
@@ -111,11 +111,7 @@ class ActiveAdapter:
     def is_measured(self) -> bool:
         """True if the KL probes that ratings need are known: the probe of the model without any adapter and,
         if there is a base LoRA, the probe under the base LoRA."""
-        return self.knows_model and (self.base is None or self._is_base_probed)
-
-    @property
-    def _is_base_probed(self) -> bool:
-        return self._probed is not None and self._probed[0] == self.state.base
+        return self.knows_model and (self.base is None or self.state.base in self._probed)
 
     def measure(self, pause: Pause | None = None, watch: Watch = QUIET, is_hurried: bool = False) -> None:
         """Measure the KL probes that are still unknown: the model's (measured once, then stored) and the
@@ -135,9 +131,9 @@ class ActiveAdapter:
             self._frozen.keep(probe)
         if self.state.version == 0 and is_blank(self.state.micro):
             self.state = self.load(0)
-        if self.base is not None and not self._is_base_probed:
+        if self.base is not None and self.state.base not in self._probed:
             with preserve_lora(self.backend):
-                self._probed = self.state.base, self.probe_base(self.base, pause)
+                self._probed = {self.state.base: self.probe_base(self.base, pause)}
 
     def measure_ahead(self) -> None:
         """Begin the measurement of the model on the backend's other side, if it has one, while a reply is
@@ -201,7 +197,7 @@ class ActiveAdapter:
     def nbytes(self) -> int:
         """The number of bytes that the adapter's weights and the KL probes take in memory."""
         bases = sum(base.nbytes for base in self._bases.values())
-        probes = self._probed[1].probe.nbytes if self._probed is not None else 0
+        probes = sum(probed.probe.nbytes for probed in self._probed.values())
         own = self.state.micro.nbytes + (self.layer_lora.nbytes if self.layer_lora else 0)
         frozen = self._frozen.probe.nbytes if self._frozen.probe is not None else 0
         return own + frozen + self._whole.nbytes + bases + probes + self._layers.nbytes
@@ -236,7 +232,7 @@ class ActiveAdapter:
             self._layers.forget_probe()
         self.state = state
         if self._frozen.change_rank(state.micro.rank):
-            self._probed = None
+            self._probed.clear()
             self._layers.forget_probe()
 
     def load(self, version: int) -> LearnerState:
@@ -318,14 +314,13 @@ class ActiveAdapter:
         if self.base is None:
             return ProbedBase(None, self.frozen_probe)
         self.measure()
-        assert self._probed is not None
-        return self._probed[1]
+        return self._probed[self.state.base]
 
     def remember(self, base: int, probed: ProbedBase) -> None:
         """Keep a base LoRA and its KL probe in memory. base: the id that the store has given to the base LoRA
         after its probe was measured."""
         assert probed.lora is not None
-        self._bases[base], self._probed = probed.lora, (base, probed)
+        self._bases[base], self._probed = probed.lora, {base: probed}
 
     def _load_base(self, base: int) -> BaseLoRA | None:
         """Return the base LoRA with this id, from memory or from the store; None for id 0 (no base LoRA)."""

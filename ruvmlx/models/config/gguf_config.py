@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import CorruptFile, UnsupportedModel
-from ..files.error_text import shown
+from ..files.error_text import value_in_words
 from ..files.gguf import GGUFFile
 from ..files.gguf_blocks import unpack
 from .families import ATTENTION, MLP, Family, Window, families_of
@@ -81,7 +81,8 @@ class Keys:
         return self.file.metadata.get(self.prefix + key, default)
 
     def _bad(self, key: str, got: Any, expected: str) -> CorruptFile:
-        return CorruptFile(f"{self.where}: key {self.prefix}{key} is {shown(got)}; {expected} was expected.")
+        name = f"key {self.prefix}{key}"
+        return CorruptFile(f"{self.where}: {name} is {value_in_words(got)}; {expected} was expected.")
 
     def text(self, key: str, default: str) -> str:
         value = self.get(key, default)

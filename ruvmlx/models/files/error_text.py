@@ -14,7 +14,7 @@ def one_line(value: object, limit: int = 120) -> str:
     return text if len(text) <= limit else f"{text[: limit - 40]}...{text[-37:]}"
 
 
-def shown(value: object) -> str:
+def value_in_words(value: object) -> str:
     """Return words for a value of a file: the value in quotes, or "missing" for None."""
     return "missing" if value is None else repr(str(value)[:40])
 

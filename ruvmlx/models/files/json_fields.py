@@ -5,7 +5,7 @@ from math import isfinite
 from typing import Any
 
 from ...errors import CorruptFile
-from .error_text import shown
+from .error_text import value_in_words
 
 
 class Fields:
@@ -16,7 +16,7 @@ class Fields:
         self.data, self.where = data, where
 
     def _bad(self, key: str, value: Any, expected: str) -> CorruptFile:
-        return CorruptFile(f"{self.where}: {key} is {shown(value)}; {expected} was expected.")
+        return CorruptFile(f"{self.where}: {key} is {value_in_words(value)}; {expected} was expected.")
 
     def has(self, key: str) -> bool:
         return self.data.get(key) is not None
