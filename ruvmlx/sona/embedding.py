@@ -43,6 +43,7 @@ from ..models.config.encoder import EncoderConfig
 from ..models.config.model import Model, Tokenizer
 from ..pausing import Pause
 from ..store import Store
+from .shipped import shipped_bytes
 
 T = TypeVar("T")
 # The maximum number of tokens that the model reads of a message. Of a longer message, the model reads the
@@ -162,19 +163,23 @@ def whitening_of(
     store: Store, model: Model, backend: Backend,
     read: ReadQuestions | None = None, pause: Pause | None = None,
 ) -> Whitening:  # fmt: skip
-    """Return the model's whitening from the store. If the store has no whitening, measure the whitening,
-    which takes seconds, and store it.
+    """Return the model's whitening from the store. If the store has no whitening, take the whitening from
+    this package, or else measure the whitening, which takes seconds. Then store it.
 
     read: the everyday questions that the model has already read
     pause: a function that can raise an exception to stop the measurement
     """
-    stored = store.model_data.whitening(model.fingerprint)
-    known = Whitening.from_bytes(stored, model.shape.hidden_size) if stored else None
+    fingerprint, size = model.fingerprint, model.shape.hidden_size
+    stored = store.model_data.whitening(fingerprint)
+    if stored and (known := Whitening.from_bytes(stored, size)):
+        return known
+    shipped = shipped_bytes("whitenings", fingerprint)
+    known = Whitening.from_bytes(shipped, size) if shipped else None
     if known is None:
         backend = worker(backend, QUESTIONS)
         with original_model(backend):
             known = whitening((read or ReadQuestions()).read(backend, model.tokenizer, pause))
-        store.model_data.put_whitening(model.fingerprint, known.to_bytes())
+    store.model_data.put_whitening(fingerprint, known.to_bytes())
     return known
 
 

@@ -6,6 +6,7 @@ from functools import partial
 from ..backends.base import Backend
 from ..lora.micro_lora import RANK
 from ..models.config.model import Model
+from ..platform.numpy_blas import NumpyThreads
 from ..store import Store
 from .active_adapter import ActiveAdapter
 from .adapter_history import AdapterHistory
@@ -31,6 +32,9 @@ def open_learner(
     rank: the rank of the MicroLoRA of an adapter that begins, 1 or 2
     layer_rank: the rank of the change of each matrix below the head that begins to change, 1 or 2
     """
+    # OpenBLAS's threads wait for each other in busy loops. If other programs keep the cores busy, a small
+    # product takes up to fifty times as long with two threads as with one.
+    NumpyThreads(1).adapt()
     layers = LayerAdapter(store, model, backend, targets, layer_rank)
     history = AdapterHistory(store, model.fingerprint, name, model.is_own)
     rating_index = RatingIndex(store, model, backend, history, implicit)

@@ -46,3 +46,11 @@ def test_numpy_uses_that_many():
     for count in (1, 2, 1):
         NumpyThreads(count).adapt()
         assert used_threads() == count and (x @ x == 64).all()
+
+
+def test_a_learner_uses_one_thread(open_tiny):
+    if used_threads() is None:
+        pytest.skip("NumPy has another library than OpenBLAS")
+    NumpyThreads(2).adapt()
+    with open_tiny():
+        assert used_threads() == 1

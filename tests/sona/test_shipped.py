@@ -9,7 +9,7 @@ from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.lora import MicroLoRA
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
-from ruvmlx.sona import calibration
+from ruvmlx.sona import calibration, embedding
 from ruvmlx.sona.calibration import Survey
 from ruvmlx.sona.kl_probe import KLProbe, softmax_rows
 from ruvmlx.sona.shipped import shipped_bytes, shipped_path
@@ -45,6 +45,7 @@ def test_the_starters_first_rating_measures_nothing(starter, backend, home, whol
         raise AssertionError("the model was measured")
 
     monkeypatch.setattr(calibration.Measurement, "run", refuse)
+    monkeypatch.setattr(embedding.ReadQuestions, "read", refuse)
     with Runtime(Store(home / "ruvmlx.db"), starter, backend, Settings(kv_disk=None)) as runtime:
         assert runtime.learner.active.is_measured
         result = runtime.rate(reply(runtime).request_id, "up")
@@ -61,10 +62,25 @@ def test_another_model_has_no_file(tiny):
 
 @pytest.mark.full
 def test_the_shipped_probe_is_what_the_starter_measures(starter, backend, shipped_probe):
+    """Processors round in different ways, so the replies of the starter differ, which the probe measures."""
     own = calibration.measure(backend, starter.tokenizer, 2, starter.shape.max_context)
     common = np.intersect1d(own.tokens, shipped_probe.tokens)
-    assert common.size > 0.97 * own.tokens.size
-    assert abs(own.directions - shipped_probe.directions).max() < 0.05 * abs(own.directions).max()
+    assert common.size > 0.9 * own.tokens.size
+    pairs = own.directions.T, shipped_probe.directions.T
+    lengths = np.linalg.norm(pairs, axis=-1)
+    assert (np.vecdot(*pairs) > 0.95 * lengths[0] * lengths[1]).all()
+    np.testing.assert_allclose(*lengths, rtol=0.05)
+
+
+@pytest.mark.full
+def test_the_shipped_whitening_is_what_the_starter_measures(starter, backend):
+    data = shipped_bytes("whitenings", starter.fingerprint)
+    shipped = embedding.Whitening.from_bytes(data, starter.shape.hidden_size)
+    own = embedding.measure(backend, starter.tokenizer)
+    states = np.stack(
+        [embedding.read_question(backend, starter.tokenizer, text) for text in embedding.everyday_questions()]
+    )
+    assert np.vecdot(own(states), shipped(states)).min() > 0.999
 
 
 def test_small_numbers_change_no_distance(tiny, tiny_backend, tiny_neutral):

@@ -1,6 +1,6 @@
 """This package contains data that a learner needs about a model and that take seconds to minutes to compute:
-KL probes, directions of measures and style bases. The package now has these data of the starter model only,
-so that its users need not wait.
+KL probes, directions of measures, style bases and whitenings (embedding.py). The package now has these data
+of the starter model only, so that its users need not wait.
 
 Each kind of data has a folder, and the folder has a file for each model. The scripts `write_probe`,
 `write_directions`, `style_study` and `gpu` of tests/research write the files.
@@ -9,7 +9,7 @@ Each kind of data has a folder, and the folder has a file for each model. The sc
 from pathlib import Path
 from typing import Literal
 
-Kind = Literal["directions", "probes", "style_bases"]
+Kind = Literal["directions", "probes", "style_bases", "whitenings"]
 _FINGERPRINT_LENGTH = 16  # a file name has this number of characters of the model's fingerprint
 
 
