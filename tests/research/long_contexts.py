@@ -1,6 +1,7 @@
 """Measures decoding after up to 128k tokens, beside llama.cpp, with caches that nobody computed.
 
     python -m tests.research.long_contexts [--model M.gguf] [--threads N] [--rounds N] [--contexts 1024,8192]
+    python -m tests.research.long_contexts --ours       without llama.cpp, in the processor time of one thread
 
 To read a prompt of 128k tokens takes an hour of two cores. So each cache gets random keys and values in the
 place of a prompt: the time of a step does not depend on them. ruvmlx's old pages get fewer bits, as after a
@@ -17,6 +18,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -32,16 +34,17 @@ STEPS, SHORT = 12, 256  # the measured steps of a turn; the tokens of llama.cpp'
 POLICIES = {"ours, tiered": TIERED, "ours, f16": F16}
 CACHES = {"llama.cpp, f16": "f16", "llama.cpp, q8_0": "q8_0"}
 Measured = tuple[float, int]  # the seconds of a step, and the bytes of the cache
+Clock = Callable[[], float]
 
 
-def measure_ours(model: str | None, threads: int, context: int, player: str) -> Measured:
+def measure_ours(model: str | None, threads: int, context: int, player: str, clock: Clock) -> Measured:
     backend = NativeBackend(load_model(model), threads)
     cache, times = backend.new_cache(POLICIES[player]), []
     fill(cache, context)
     for token in prompt(STEPS):
-        begun = time.perf_counter()
+        begun = clock()
         backend.decode(token, cache)
-        times.append(time.perf_counter() - begun)
+        times.append(clock() - begun)
     return statistics.median(times), cache.nbytes
 
 
@@ -94,6 +97,7 @@ def repeated_state(short: bytes, times: int) -> tuple[bytearray, int]:
 def ask_process(flags: argparse.Namespace, player: str, context: int) -> Measured:
     words = ["--player", player, "--contexts", str(context), "--threads", str(flags.threads)]
     words += ["--model", flags.model] if flags.model else []
+    words += ["--ours"] if flags.ours else []
     done = subprocess.run(
         [sys.executable, "-m", "tests.research.long_contexts", *words],
         stdout=subprocess.PIPE,
@@ -111,14 +115,19 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--contexts", default="1024,8192,32768,131072")
+    parser.add_argument("--ours", action="store_true")
     parser.add_argument("--player", help=argparse.SUPPRESS)
     flags = parser.parse_args()
     contexts = [int(word) for word in flags.contexts.split(",")]
     if flags.player:
-        measure = measure_ours if flags.player in POLICIES else measure_llama_cpp
-        print(json.dumps(measure(flags.model, flags.threads, contexts[0], flags.player)))
+        given = flags.model, flags.threads, contexts[0], flags.player
+        clock = time.process_time if flags.ours else time.perf_counter
+        is_ours = flags.player in POLICIES
+        print(json.dumps(measure_ours(*given, clock) if is_ours else measure_llama_cpp(*given)))
         return
-    players = [*POLICIES, *CACHES]
+    if flags.ours:
+        flags.threads = 1
+    players = [*POLICIES, *([] if flags.ours else CACHES)]
     for context in contexts:
         turns = [[ask_process(flags, player, context) for player in players] for _ in range(flags.rounds)]
         for player, found in zip(players, zip(*turns, strict=True), strict=True):
