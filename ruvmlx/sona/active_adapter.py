@@ -1,7 +1,7 @@
 """This module holds the adapter with which the model writes its replies. An adapter has a MicroLoRA (the LoRA
 of the output head, which ratings update), often a base LoRA (which a slow loop makes), and sometimes a layer
-LoRA. `ActiveAdapter` also holds KL probes: one of the model without an adapter, and one under the base LoRA
-in use. A KL probe (kl_probe.py) measures how far an adapter is from the model without any adapter.
+LoRA. `ActiveAdapter` also holds KL probes: one of the model without an adapter, and one under each base LoRA
+in memory. A KL probe (kl_probe.py) measures how far an adapter is from the model without any adapter.
 
 If an undo, a rollback or another process's rating has changed the adapter version in use, `catch_up` loads
 this version from the store. `install` gives the base and the layer LoRA to the backend, as one LoRA.
@@ -32,7 +32,7 @@ from ..pausing import Pause, stop_when
 from ..progress import QUIET, Watch
 from ..store import Store
 from .adapter_history import AdapterHistory
-from .base_probe import RankedProbe, kl_in_answers, probe_under
+from .base_probe import RankedProbe, complete_probe, kl_in_answers, probe_under
 from .calibration import Measured, Measurement
 from .kl_probe import KLProbe
 from .shipped import shipped_bytes
@@ -91,8 +91,8 @@ class ActiveAdapter:
         self._frozen = RankedProbe(rank)
         self._frozen.keep(self._stored_probe())
         self._bases: OrderedDict[int, BaseLoRA] = OrderedDict()
-        # {id of the base LoRA that was measured last: this LoRA and its KL probe}. A KL probe takes many
-        # megabytes, so the base LoRA before has none. After an undo to that one, `measure` measures it again.
+        # {id of a base LoRA: this LoRA and its KL probe}. Only the probe of the base LoRA in use has its
+        # probabilities, because these take many megabytes.
         self._probed: dict[int, ProbedBase] = {}
         self.state = self.load(history.version())
         self._frozen.change_rank(self.state.micro.rank)
@@ -111,7 +111,8 @@ class ActiveAdapter:
     def is_measured(self) -> bool:
         """True if the KL probes that ratings need are known: the probe of the model without any adapter and,
         if there is a base LoRA, the probe under the base LoRA."""
-        return self.knows_model and (self.base is None or self.state.base in self._probed)
+        known = self._probed.get(self.state.base)
+        return self.knows_model and (self.base is None or (known is not None and known.is_complete))
 
     def measure(self, pause: Pause | None = None, watch: Watch = QUIET, is_hurried: bool = False) -> None:
         """Measure the KL probes that are still unknown: the model's (measured once, then stored) and the
@@ -131,9 +132,13 @@ class ActiveAdapter:
             self._frozen.keep(probe)
         if self.state.version == 0 and is_blank(self.state.micro):
             self.state = self.load(0)
-        if self.base is not None and self.state.base not in self._probed:
+        if self.base is not None and not self.is_measured:
             with preserve_lora(self.backend):
-                self._probed = {self.state.base: self.probe_base(self.base, pause)}
+                if known := self._probed.get(self.state.base):
+                    self._set(known.lora)
+                    complete_probe(self.frozen_probe, known.probe, self.backend, pause)
+                else:
+                    self._probed[self.state.base] = self.probe_base(self.base, pause)
 
     def measure_ahead(self) -> None:
         """Begin the measurement of the model on the backend's other side, if it has one, while a reply is
@@ -225,6 +230,8 @@ class ActiveAdapter:
 
     def _use(self, state: LearnerState) -> None:
         if state.base != self.state.base:
+            if left := self._probed.get(self.state.base):
+                self._probed[self.state.base] = left.without_probabilities()
             self.base = self._load_base(state.base)
             self._set(self.base)
             self._layers.forget_probe()
@@ -320,7 +327,7 @@ class ActiveAdapter:
         """Keep a base LoRA and its KL probe in memory. base: the id that the store has given to the base LoRA
         after its probe was measured."""
         assert probed.lora is not None
-        self._bases[base], self._probed = probed.lora, {base: probed}
+        self._bases[base], self._probed[base] = probed.lora, probed
 
     def _load_base(self, base: int) -> BaseLoRA | None:
         """Return the base LoRA with this id, from memory or from the store; None for id 0 (no base LoRA)."""
@@ -329,7 +336,7 @@ class ActiveAdapter:
         known = self._bases.pop(base, None) or self.convert(self.history.base(base))
         self._bases[base] = known
         while len(self._bases) > _BASES_IN_MEMORY:
-            self._bases.popitem(last=False)
+            self._probed.pop(self._bases.popitem(last=False)[0], None)
         return known
 
     def convert(self, lora: BaseLoRA) -> BaseLoRA:

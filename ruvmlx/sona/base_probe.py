@@ -82,18 +82,23 @@ def probe_under(
     pause: a function that can raise an exception to stop the measurement
     """
     pause = pause or (lambda: None)
-    answers = frozen.answered_contexts
     text = reference_text.read(backend, tokenizer, max_context, pause, frozen.read_texts)
     contexts = np.ascontiguousarray(text.states[frozen.rows])
     n, known = text.answers, frozen.log_probabilities
     drift = Drift(text.states[n:], text.following[n:], frozen.directions, frozen.tokens)
     slope = drift.run(backend.head, pause)
     new = replace(frozen, contexts=contexts, drift=slope, head=backend.head, frozen=known)
-    _compare(frozen, new, backend, pause)
     new.rise, new.floor = whole.rise(drift.losses), whole.kl(text.states[:n], backend, pause)
-    new.answered_contexts = answers
-    new.probabilities  # noqa: B018 - computed now, while this base is installed
+    complete_probe(frozen, new, backend, pause)
     return new
+
+
+def complete_probe(frozen: KLProbe, new: KLProbe, backend: Backend, pause: Pause | None = None) -> None:
+    """Compute the probabilities of the KL probe `new` under the base LoRA that the backend has now. frozen:
+    the frozen model's KL probe. `pause` can raise an exception to stop; then `new` is unchanged."""
+    _compare(frozen, new, backend, pause or (lambda: None))
+    new.answered_contexts = frozen.answered_contexts
+    new.probabilities  # noqa: B018 - computed now, while this base is installed
 
 
 def _compare(frozen: KLProbe, new: KLProbe, backend: Backend, pause: Pause) -> None:
