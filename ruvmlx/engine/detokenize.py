@@ -27,12 +27,11 @@ class StreamDecoder:
         return self._strip_first_space(self._utf8.decode(data))
 
     def go_on(self, begun: Begun) -> str:
-        """Continue the unfinished reply `begun`. Returns the text of `begun`, without the U+FFFD by which
-        earlier versions ended a text with an incomplete last character."""
+        """Continue the unfinished reply `begun`. Returns the text of `begun`. The bytes of an incomplete last
+        character wait for the next token."""
         for token in begun.tail:
             self.add(token)
-        unfinished = self._utf8.getstate()[0]
-        return begun.text.removesuffix("\ufffd") if unfinished else begun.text
+        return begun.text
 
     def _strip_first_space(self, text: str) -> str:
         if self._at_start and text:

@@ -110,10 +110,7 @@ def continued_text(runtime, _):
     others = rows(
         runtime, "SELECT content FROM messages WHERE parent = ? AND id != ?", longer["parent"], longer["id"]
     )
-    # A reply of random bytes may end in the middle of a character.
-    begun = [
-        row["content"] for row in others if longer["content"].startswith(row["content"].rstrip("\ufffd"))
-    ]
+    begun = [row["content"] for row in others if longer["content"].startswith(row["content"])]
     return max(begun, key=len, default="")
 
 

@@ -7,8 +7,10 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 
+from ruvmlx.chats.conversations import TAIL
 from ruvmlx.engine import Sampling
 from ruvmlx.engine.detokenize import StreamDecoder
 from ruvmlx.engine.types import Begun
@@ -106,14 +108,14 @@ def test_going_on_is_as_if_it_had_not_been_cut(open_tiny, cut):
         assert first.token_ids + second.token_ids + third.token_ids == whole.token_ids
         assert third.text == whole.text == chat_texts(runtime, chat)[-1]
         assert second.cached_tokens >= second.prompt_tokens - 2
-        assert first.text.removesuffix("\ufffd") + shown == second.text
+        assert first.text + shown == second.text
         assert runtime.chats.turns(chat)[-1].branches == 3
         assert runtime.store.replies.get("last").prompt == "hello"
         assert runtime.rate("last", "up").applied
 
 
 def test_going_on_with_half_a_character(tiny):
-    """The bytes that came before the cut and after it make one character; U+FFFD goes."""
+    """The bytes before the cut and the bytes after the cut make one character."""
     tokenizer = tiny.tokenizer
     ids = tokenizer.encode("a中é", add_bos=False)
     for cut in range(1, len(ids)):
@@ -122,6 +124,20 @@ def test_going_on_with_half_a_character(tiny):
         rest = StreamDecoder(tokenizer)
         text = rest.go_on(Begun(begun, tuple(ids[:cut])))
         assert text + "".join(map(rest.add, ids[cut:])) == "a中é"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_going_on_keeps_the_signs_of_invalid_bytes(tiny, seed):
+    """The model writes bytes that are no characters. The text of each cut reply is the start of the whole."""
+    rng = np.random.default_rng(seed)
+    ids = [id for id in range(tiny.tokenizer.vocab_size) if len(tiny.tokenizer.token_bytes(id)) == 1]
+    drawn = [int(id) for id in rng.choice(ids, 40)]
+    whole = "".join(map(StreamDecoder(tiny.tokenizer).add, drawn))
+    for cut in range(1, len(drawn)):
+        begun = "".join(map(StreamDecoder(tiny.tokenizer).add, drawn[:cut]))
+        rest = StreamDecoder(tiny.tokenizer)
+        text = rest.go_on(Begun(begun, tuple(drawn[max(0, cut - TAIL) : cut])))
+        assert text == begun and text + "".join(map(rest.add, drawn[cut:])) == whole
 
 
 def test_what_cannot_be_gone_on_with(open_tiny):
