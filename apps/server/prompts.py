@@ -14,7 +14,7 @@ from ruvmlx.models.config.model import Message, Model, Tools
 from ruvmlx.models.text.thinking import split
 
 from .endpoint import Call
-from .errors import ApiError, api_error
+from .errors import ApiError, api_error, stopping_error
 from .splitting import Calls, NewCalls
 
 
@@ -115,6 +115,8 @@ async def chat_prompt(
     if not use.tools and not use.function and use.choice != "required" and not _has_calls(messages):
         return ChatPrompt(fields)
     prepared = await asyncio.to_thread(_prepare_chat, model, messages, use, form)
+    if prepared.constraint is not None:
+        await _check_constraint(call, prepared.constraint, use.tools_field)
     most = None if use.parallel else 1
     return ChatPrompt(prepared.fields(), (lambda: Calls(prepared.parser(), most)) if prepared.names else None)
 
@@ -124,9 +126,7 @@ async def formed_fields(call: Call, fields: Mapping[str, Any], form: ReplyForm |
     form's schema cannot be compiled."""
     if form is None:
         return {**fields}
-    # The compilation runs in a separate thread, because a large schema or vocabulary takes up to a second.
-    # Other replies continue during the compilation.
-    await asyncio.to_thread(_compile, call.serving.runtime.model, form.constraint, form.where)
+    await _check_constraint(call, form.constraint, form.where)
     return {**fields, "constraint": form.constraint}
 
 
@@ -139,13 +139,22 @@ def _prepare_chat(
 ) -> Prepared:
     answer = form.constraint if form is not None else None
     try:
-        made = prepare(model, messages, use.tools, use.choice, use.function, use.parallel, answer)
+        return prepare(model, messages, use.tools, use.choice, use.function, use.parallel, answer)
     except (UsageError, RecursionError) as error:
         about_choice = str(error).startswith("tool_choice")
         raise _field_error(error, use.choice_field if about_choice else use.tools_field) from None
-    if made.constraint is not None:
-        _compile(model, made.constraint, use.tools_field)
-    return made
+
+
+async def _check_constraint(call: Call, constraint: Constraint, where: str) -> None:
+    """Compile a constraint. Raise ApiError: 400 with the field `where` if the constraint cannot be
+    compiled, 503 if the server stops.
+
+    The compilation runs in a separate thread, because a large schema or vocabulary takes up to a second. Only
+    a few threads compile at the same time, so that other requests find a free thread."""
+    async with call.serving.compiling:
+        if call.serving.stopping:
+            raise stopping_error()
+        await asyncio.to_thread(_compile, call.serving.runtime.model, constraint, where)
 
 
 def _compile(model: Model, constraint: Constraint, where: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from ruvmlx.engine import grammar
 from ruvmlx.engine.types import GenerationRequest
 from ruvmlx.host.host import Host
 from ruvmlx.models.config.header_facts import Facts
@@ -89,7 +90,8 @@ class Serving:
     counts them. recent: the last requests with a method other than GET, each with the salt of its API key,
     the newest last. own_adapters: maps the salt of an API key to the adapter that only this key uses.
     unloaded: True if the model is closed now. last_look: the newest answer to the question for the model's
-    memory use; it does not change while idle work runs. family: the states of all models.
+    memory use; it does not change while idle work runs. family: the states of all models. compiling: limits
+    the number of schemas that compile at the same time.
     """
 
     host: Host
@@ -113,6 +115,7 @@ class Serving:
     unloaded: bool = False
     last_look: MemoryLook | None = None
     family: list["Serving"] = field(default_factory=list)
+    compiling: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(grammar.AT_ONCE))
     _about: ModelFacts = field(default_factory=lambda: ModelFacts(""))
     _requests: dict[str, GenerationRequest] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -127,7 +130,7 @@ class Serving:
         shared = {
             name: getattr(self, name)
             for name in ("max_tokens", "limits", "metrics", "log", "started", "written_calls", "times",
-                         "recent", "own_adapters", "family")
+                         "recent", "own_adapters", "family", "compiling")
         }  # fmt: skip
         made = Serving(host, name, **shared, unloaded=True, _about=about)
         made.bodies = self.bodies

@@ -249,7 +249,7 @@ def _content(item: Any) -> str | None:
 def _calls(item: Any) -> str:
     """Return the tool calls of a message in the form of the store. Return "" if there are no calls, or if
     they are malformed."""
-    with suppress(AttributeError, KeyError, TypeError, ValueError):
+    with suppress(AttributeError, KeyError, TypeError, ValueError, RecursionError):
         calls = calls_of_json(json.dumps(item["calls"]))
         if all(isinstance(json.loads(call.arguments), dict) for call in calls):
             return calls_to_json(

@@ -83,13 +83,16 @@ def read(path: Path, name: bytes, tier: int) -> tuple[dict[str, Any], memoryview
     """Return the facts (the JSON values in the header) and the body (the bytes of the page) of a page file.
     Raises OSError if the file cannot be read, and ValueError if the file is damaged or has another name or
     tier."""
-    data = memoryview(read_ordinary(path, MAX_FILE_BYTES))
-    if len(data) < HEAD.size + _CRC.size:
+    with open_ordinary(path) as file:
+        head = file.read(HEAD.size)
+    if len(head) < HEAD.size:
         raise ValueError("the file is too short")
-    magic, version, its_tier, its_name, text, nbytes = HEAD.unpack_from(data)
+    magic, version, its_tier, its_name, text, nbytes = HEAD.unpack(head)
     if (magic, version, its_tier, its_name) != (MAGIC, FORMAT, tier, name):
         raise ValueError("the file is another one")
-    if len(data) != HEAD.size + text + nbytes + _CRC.size:
+    length = HEAD.size + text + nbytes + _CRC.size
+    data = memoryview(read_ordinary(path, min(length, MAX_FILE_BYTES)))
+    if len(data) != length:
         raise ValueError("the file has another length")
     if _CRC.unpack(data[-_CRC.size :])[0] != zlib.crc32(data[: -_CRC.size]):
         raise ValueError("the file is damaged")

@@ -381,7 +381,7 @@ WRITES = [
     # rating computes the trace again.
     Verb("page store", call=page_store, then=read_page_store, has_threads=True, caches=("table traces",),
          states=("before", "a reply", "its trace", "two replies", "and a trace", "after")),
-    Verb("pull", call=pull, base="empty"),
+    Verb("pull", call=pull, base="empty", has_threads=True),  # huggingface-hub fetches files in threads
     verb("doctor", ("the same",), errors=(0, 1), has_report=True),
     verb("sessions pin last", base="old", name="a store of an older format"),
     verb("config set max_tokens 300", base="empty", name="config set, first of all"),

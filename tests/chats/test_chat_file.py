@@ -5,11 +5,12 @@ import json
 import os
 import sqlite3
 import time
+from contextlib import suppress
 
 import pytest
 
 from ruvmlx.chats import chat_file, soft_delete
-from ruvmlx.chats.chat_file import as_json, as_markdown, import_once, read_bytes, write_new
+from ruvmlx.chats.chat_file import as_json, as_markdown, import_once, parse, read_bytes, write_new
 from ruvmlx.errors import CorruptFile, NotFound, RuvmlxError, UsageError
 from ruvmlx.store import PreferenceRow, Store, chats
 
@@ -123,6 +124,15 @@ def test_what_is_no_chat_is_refused(store, data):
         import_once(store, data, "f.json")
     assert "\n" not in str(caught.value) and "f.json" in str(caught.value)
     assert store.db.rows("SELECT * FROM sessions") == []
+
+
+def test_deep_tool_calls_are_left_out(store):
+    """Python reads JSON that is nested a little deeper than the JSON that Python can write."""
+    for depth in range(800, 1001):
+        calls = "[" * depth + "]" * depth
+        data = f'[{{"role": "user", "content": "a", "calls": {calls}}}]'.encode()
+        with suppress(CorruptFile):  # it is too deep to read
+            assert [m.calls for m in parse(data, "f.json").messages] == [""]
 
 
 def test_odd_values_are_left_out(store):

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import time
+import tracemalloc
 import zlib
 from functools import partial
 
@@ -103,6 +104,20 @@ def test_an_odd_file_is_read_in_no_time(saved_backend, folder, monkeypatch, soon
     assert read_back(folder, saved_backend) == left
     folder.tidy({"chat"})
     folder.remove("chat")
+
+
+def test_a_large_file_of_garbage_takes_no_memory(tmp_path):
+    """The file is not over the limit. Only its header is read."""
+    file = tmp_path / "x.hot"
+    with file.open("wb") as opened:
+        opened.truncate(min(page_file.MAX_FILE_BYTES, 256 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="another one"):
+            page_file.read(file, b"x" * 20, HOT)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_facts_of_any_form_are_no_error(saved_backend, folder, soon):

@@ -5,11 +5,13 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 from ruvmlx.apps.server import prompts
 from ruvmlx.apps.server.limits import ServerLimits
 
+from ruvmlx.engine import grammar
 from ruvmlx.engine.run import Run
 
 CHAT = "/v1/chat/completions"
@@ -293,6 +295,25 @@ def test_no_reply_begins_after_the_stop(serve, monkeypatch):
         is_stopped.set()
         refused = answer.result(60)
     assert (refused.status, refused.error["code"]) == (503, "stopping")
+
+
+def test_slow_schemas_leave_threads_for_other_requests(serve, monkeypatch):
+    """Forty schemas compile without an end. The list of models needs a thread, too."""
+    running, is_over, begun = serve(), threading.Event(), []
+
+    def compile_slowly(model, constraint, where):
+        begun.append(constraint)
+        assert is_over.wait(60)
+
+    monkeypatch.setattr(prompts, "_compile", compile_slowly)
+    with ThreadPoolExecutor(40) as pool:
+        ask = partial(running.chat, max_tokens=1, response_format={"type": "json_object"})
+        answers = [pool.submit(ask) for _ in range(40)]
+        running.wait_until(lambda: begun and running.serving.calls == 40)
+        assert running.ask("GET", "/v1/models").status == 200
+        assert len(begun) <= grammar.AT_ONCE
+        is_over.set()
+        assert {answer.result(60).status for answer in answers} <= {200, 429, 503}
 
 
 def test_a_reply_that_the_end_of_the_server_ends(serve):
