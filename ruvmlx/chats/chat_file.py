@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import CorruptFile, RuvmlxError, UsageError, unreadable
+from ..models.files.json_files import parse_json
 from ..models.text.tool_calls import ParsedCall
 from ..platform.files import file_beside, flush_to_disk, open_ordinary, publish
 from ..store import MessageRow, Store
@@ -171,7 +172,7 @@ def parse(data: bytes, name: str) -> Imported:
     """Return the chat in a file's bytes. Raises CorruptFile if the file has no chat. name: the file's name,
     for the error."""
     try:
-        found = json.loads(data, parse_constant=_no_number)
+        found = parse_json(data, parse_constant=_no_number)
     except (ValueError, RecursionError) as e:
         raise CorruptFile(
             f"{name} is not JSON: {one_line(str(e))}. Give one that `sessions export --format json` wrote."

@@ -1,4 +1,5 @@
-"""This module reads the JSON files of a model's folder and raises errors with one line of text."""
+"""This module reads the JSON files of strangers with a limit of memory. An error about a JSON file of a
+model's folder has one line of text."""
 
 import errno
 import json
@@ -10,13 +11,26 @@ from ...platform.files import read_ordinary
 from .error_text import one_line
 
 MAX_BYTES = 200_000_000
+_VALUE = 72  # bytes that a short value takes in Python: an empty object, and its place in a list
+_SPARE = 200_000_000  # bytes that the values of a file can take in addition to twice the size of the file
+
+
+def parse_json(data: bytes | bytearray, **options: Any) -> Any:
+    """Return the value that the JSON text `data` has. options: as for `json.loads`. Raises ValueError if the
+    text is no JSON, or if its values would take more memory than twice its size and 200 MB, and
+    RecursionError if the values are nested too deeply."""
+    # Each value but the first follows one of these characters. Texts have these characters, too, but seldom.
+    values = sum(map(data.count, (b",", b":", b"[", b"{")))
+    if values * _VALUE > 2 * len(data) + _SPARE:
+        raise ValueError(f"it has about {values} values, which take too much memory")
+    return json.loads(data, **options)
 
 
 def read_object(path: Path, missing_ok: bool = True, limit: int = MAX_BYTES) -> dict[str, Any]:
     """Return the JSON object in a file. missing_ok: True: return {} for a missing file; False: raise an
     error. limit: the maximum size of the file in bytes; a larger file raises CorruptFile."""
     try:
-        value = json.loads(read_ordinary(path, limit))
+        value = parse_json(read_ordinary(path, limit))
     except FileNotFoundError:
         if missing_ok:
             return {}

@@ -12,7 +12,6 @@ in use. The safetensors library also accepts a name that occurs twice, and the t
 neither the file nor the tensor.
 """
 
-import json
 import mmap
 import struct
 from collections.abc import Mapping
@@ -27,6 +26,7 @@ import numpy as np
 from ...errors import CorruptFile, RuvmlxError, UnsupportedModel
 from ...platform.files import open_ordinary
 from .error_text import one_line
+from .json_files import parse_json
 
 # the maximum number of bytes of a header; the safetensors library has the same limit
 MAX_HEADER = 100_000_000
@@ -111,7 +111,7 @@ def _header(where: str, data: mmap.mmap) -> tuple[dict[str, Any], int]:
     if length > min(MAX_HEADER, len(data) - 8):
         raise bad(where, f"its header of {length} bytes does not fit in a file of {len(data)}")
     try:
-        header = json.loads(data[8 : 8 + length], object_pairs_hook=_unique)
+        header = parse_json(data[8 : 8 + length], object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise bad(where, f"its header cannot be read ({one_line(error)})") from None
     if not isinstance(header, dict):

@@ -1,7 +1,6 @@
 """This module finds a model's files in a Hugging Face repository, first in huggingface-hub's cache on this
 machine, then on the hub."""
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -19,7 +18,7 @@ from ..config.hf_config import config_from_json
 from ..config.layout import parameter_count
 from ..config.other_models import runs, runs_elsewhere, shape_from_json
 from ..files.error_text import one_line
-from ..files.json_files import MAX_BYTES, read_object
+from ..files.json_files import MAX_BYTES, parse_json, read_object
 from ..weights.own_layouts import refuse_own_layout
 from .starter import starter_path
 from .variants import (
@@ -172,7 +171,7 @@ def complete(path: Path) -> bool:
     if not (path / "config.json").is_file():
         return False
     try:
-        index = json.loads(read_ordinary(path / "model.safetensors.index.json", MAX_BYTES))
+        index = parse_json(read_ordinary(path / "model.safetensors.index.json", MAX_BYTES))
         return all((path / str(name)).is_file() for name in set(index["weight_map"].values()))
     except OSError:
         return any(p.is_file() for p in path.glob("*.safetensors"))
@@ -273,7 +272,7 @@ def cached_repositories() -> Iterator[tuple[str, Path]]:
 
 def _config(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(read_ordinary(path / "config.json", MAX_BYTES))
+        found = parse_json(read_ordinary(path / "config.json", MAX_BYTES))
     except (OSError, ValueError, RecursionError):
         found = None
     return found if isinstance(found, dict) else {}
