@@ -8,7 +8,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,6 +115,12 @@ def _check_target(file: Path, store: Path, replace: bool) -> None:
         raise UsageError(f"{file} is the store itself; choose another name.")
     if os.path.lexists(file) and not _is_database(file):
         raise UsageError(f"{file} is not a backup, so it is not replaced; choose another name.")
+    for ending in _LOGS:
+        if os.path.lexists(f"{file}{ending}"):  # SQLite would read the log as a part of the backup
+            raise UsageError(
+                f"{file.name}{ending} is beside the backup; it is the log of another database. Move the log "
+                "away, or choose another name."
+            )
 
 
 def _is_database(file: Path) -> bool:
@@ -278,6 +284,8 @@ def _exchange(store: Path, fresh: Path) -> Path | None:
     try:
         for ending in found:
             _name_again(Path(f"{store}{ending}"), Path(f"{kept}{ending}"))
+            with suppress(PermissionError):  # the file system has no access modes
+                os.chmod(f"{kept}{ending}", 0o600)
         sync_folder(store.parent)
         # remove all stored KV caches, because some belong to adapter versions that are newer than the backup,
         # and new versions will get the same numbers

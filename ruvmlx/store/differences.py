@@ -50,7 +50,8 @@ def add_differences(oldest: bytes, differences: Sequence[bytes]) -> bytes:
     words = _words(oldest, parts).copy()
     try:
         for stored in differences:
-            _add(words, _inflate(stored[_CRC_BYTES:]))
+            # A difference has a change of each known number, and two words for each new number.
+            _add(words, _inflate(stored[_CRC_BYTES:], 2 * words.nbytes))
     except (zlib.error, ValueError, IndexError):
         raise CorruptFile(DAMAGED) from None
     state = _bytes(words, parts)
@@ -116,6 +117,16 @@ def _deflate(words: Words) -> bytes:
     return packer.compress(planes) + packer.flush()
 
 
-def _inflate(data: bytes) -> Words:
-    planes = np.frombuffer(zlib.decompress(data), np.uint8).reshape(4, -1)
+def inflate(data: bytes, most: int) -> bytes:
+    """Decompress data. Raises zlib.error if the data is damaged, or if the result has more than `most` bytes,
+    because a few bytes can become very many."""
+    unpacker = zlib.decompressobj()
+    found = unpacker.decompress(data, most + 1)
+    if not unpacker.eof or len(found) > most:
+        raise zlib.error("the data is cut off, or its result is too long")
+    return found
+
+
+def _inflate(data: bytes, most: int) -> Words:
+    planes = np.frombuffer(inflate(data, most), np.uint8).reshape(4, -1)
     return np.ascontiguousarray(planes.T).view("<u4").ravel()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ..errors import CorruptFile
 from .ancestors import WITH_ANCESTORS
 from .database import Database
-from .differences import DAMAGED, add_differences, difference
+from .differences import DAMAGED, add_differences, difference, inflate
 
 # the maximum number of differences between a version and its whole copy; more would take longer to read
 MOST_DIFFERENCES = 31
@@ -26,6 +26,9 @@ KEEP_BYTES = 110_000_000
 COUNTS = 32  # these bytes are counted again after growing by about this part; a count takes some ms
 # the maximum number of versions compressed per rating, in a store that had format 14 or older: 3 ms each
 PACKED_AT_ONCE = 1
+# In bytes. Weights with only zeros can have this size; other weights become at most eight times as large as
+# their compressed bytes.
+_MOST_SPARSE = 64 << 20
 
 # A common table expression `chain(version, source, step)`: a version and its sources, back to the whole copy.
 # Arguments: ?1: fingerprint of the model; ?2: adapter name; ?3: the version.
@@ -237,6 +240,6 @@ def _pack(state: bytes) -> tuple[bytes, int]:
 def unpack_state(state: bytes | None, packed: int) -> bytes | None:
     """Return whole weights as they were written. Raises CorruptFile if the weights are damaged."""
     try:
-        return zlib.decompress(state) if packed and state is not None else state
+        return inflate(state, _MOST_SPARSE + 8 * len(state)) if packed and state is not None else state
     except zlib.error:
         raise CorruptFile(DAMAGED) from None

@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import sqlite3
 import stat
+import tracemalloc
+import zlib
 
 import pytest
 
@@ -54,6 +56,43 @@ def test_there_and_back(path, tmp_path):
     _, again = restore(path, kept)
     assert content(path) == after and again.name == "ruvmlx.db.before-restore-2"
     assert sorted(p.name for p in path.parent.iterdir() if "new" in p.name or "-wal" in p.name) == []
+
+
+@pytest.mark.parametrize("ending", ["-wal", "-shm", "-journal"])
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_log_beside_the_backup_is_no_part_of_it(path, tmp_path, ending, replace):
+    """SQLite would replay the log of another database into the backup when somebody restores the backup."""
+    file = tmp_path / "backup.db"
+    if replace:
+        back_up(path, file)
+    log = tmp_path / f"backup.db{ending}"
+    log.write_bytes(b"of another database")
+    with pytest.raises(UsageError, match=f"^backup.db{ending} is beside the backup; [^\n]*$"):
+        back_up(path, file, replace)
+    assert log.exists() and file.exists() == replace
+
+
+def test_the_store_before_a_restore_is_private(path, tmp_path):
+    back_up(path, tmp_path / "backup.db")
+    path.chmod(0o644)
+    _, kept = restore(path, tmp_path / "backup.db")
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+
+
+def test_weights_that_grow_without_end_are_damaged(path, tmp_path):
+    """A few bytes of a backup would become many in memory."""
+    file = tmp_path / "backup.db"
+    back_up(path, file)
+    with sqlite3.connect(file) as db:
+        bomb = zlib.compress(bytes(256 << 20), 1)
+        db.execute("UPDATE adapters SET state = ?, packed = 1, source = 0", (bomb,))
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptFile):
+            restore(path, file)
+        assert tracemalloc.get_traced_memory()[1] < 200_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_it_counts_what_the_user_sees_and_uses(path, tmp_path):

@@ -3,6 +3,7 @@
 import io
 import os
 import signal
+import tracemalloc
 import zlib
 from contextlib import closing
 from itertools import pairwise
@@ -115,6 +116,18 @@ def test_small_changes_take_little_room():
     numbers = rng.standard_normal(4000)
     before, now = rounded_bytes(numbers), rounded_bytes(numbers * (1 + 0.01 * rng.standard_normal(4000)))
     assert 10 * len(difference(now, before)) < 7 * len(zlib.compress(now))
+
+
+def test_a_difference_that_grows_without_end_is_damaged():
+    """A difference has at most two words for each number of the weights."""
+    bomb = b"0000" + zlib.compress(bytes(64 << 20), 1)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptFile):
+            add_differences(weights_of(1), [bomb])
+        assert tracemalloc.get_traced_memory()[1] < 16_000_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("at", [0, 3, 4, 9, -1])
