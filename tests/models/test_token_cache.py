@@ -36,7 +36,7 @@ def test_equal_to_encoding(tiny):
     tokenizer = tiny.tokenizer
     got = [tokenizer.encode_chat(said, salt=salt) for salt in ("", "", "a")]
     text = tokenizer._chat.render(said, True, None, ())
-    parts = tokenizer._special_pattern.split(text)
+    parts = tokenizer._special_texts.split(text)
     plain = [
         tokenizer._encode_run(part.replace("\ufdd0", ""), i == 0)
         if i % 2 == 0

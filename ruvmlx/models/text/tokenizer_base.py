@@ -14,6 +14,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from ..config.model import Message, Tools
+from .special_texts import SpecialTexts
 from .token_cache import KnownRuns
 from .typed_text import GUARD, THOUGHT_TAGS
 
@@ -182,11 +183,8 @@ class BaseTokenizer(ABC):
         return [self.bos_id, *ids]
 
     @cached_property
-    def _special_pattern(self) -> re.Pattern | None:
-        """Return a pattern for the special tokens. Longer strings come first in the pattern, so that the
-        pattern does not match only a prefix of a special token."""
-        texts = sorted(self.special_tokens, key=len, reverse=True)
-        return re.compile("(" + "|".join(map(re.escape, texts)) + ")") if texts else None
+    def _special_texts(self) -> SpecialTexts:
+        return SpecialTexts(self.special_tokens)
 
     @cached_property
     def _runs(self) -> KnownRuns:
@@ -201,7 +199,7 @@ class BaseTokenizer(ABC):
         the text between the special tokens, the method removes the guard characters (U+FDD0) from this
         text."""
         text = _clean(text)
-        parts = self._special_pattern.split(text) if self._special_pattern else [text]
+        parts = self._special_texts.split(text)
         ids: list[int] = []
         for i, part in enumerate(parts):
             if most is not None and len(ids) > most:

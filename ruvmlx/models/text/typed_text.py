@@ -5,6 +5,8 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .special_texts import SpecialTexts
+
 GUARD = "\ufdd0"  # the mark (a noncharacter) in users' text in rendered chats; the tokenizer removes the mark
 # Python writes GUARD in this way in the text of a list or a mapping, for example in {{ tool | string }}.
 ESCAPED_GUARD = "\\ufdd0"
@@ -26,7 +28,7 @@ class Guard:
     """
 
     def __init__(self, specials: Sequence[str]):
-        self._specials = tuple(specials)
+        self._specials = SpecialTexts(specials)
         self._first = _firsts(specials)
         # The reversed strings of the special tokens without their first character: in reversed strings, a
         # search for an end is a search for a prefix.
@@ -49,7 +51,7 @@ class Guard:
         definitions of tools ("function", "string") and look up keys, so a single word that contains no
         special token gets no mark."""
         if isinstance(value, str):
-            innocent = _WORD.fullmatch(value) and not any(text in value for text in self._specials)
+            innocent = _WORD.fullmatch(value) and not self._specials.occur_in(value)
             return value if innocent else self(value)
         if isinstance(value, Mapping):
             return {self.inside(key): self.inside(part) for key, part in value.items()}
