@@ -34,7 +34,7 @@ def _string(text: str | bytes) -> bytes:
 
 def _value(value: Any) -> bytes:
     """Return the bytes of a value's type id and then of the value. value: a str, bool, Typed, list[str], or
-    an array of int32 or float32."""
+    an array of uint8, int32 or float32."""
     if isinstance(value, Typed):
         return struct.pack("<I", value.kind) + struct.pack(
             {2: "<H", 4: "<I", 5: "<i", 6: "<f", 10: "<Q"}[value.kind], value.value
@@ -44,7 +44,9 @@ def _value(value: Any) -> bytes:
     if isinstance(value, str):
         return struct.pack("<I", 8) + _string(value)
     if isinstance(value, np.ndarray):
-        return struct.pack("<IIQ", 9, {"i": 5, "f": 6}[value.dtype.kind], len(value)) + value.tobytes()
+        return (
+            struct.pack("<IIQ", 9, {"u": 0, "i": 5, "f": 6}[value.dtype.kind], len(value)) + value.tobytes()
+        )
     return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(_string, value))
 
 

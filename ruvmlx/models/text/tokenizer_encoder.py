@@ -12,6 +12,7 @@ import numpy as np
 
 from ...errors import CorruptFile
 from ..files.error_text import library
+from .characters_map import fault_of_map
 from .tokenizer_base import BaseTokenizer
 from .tokenizer_bpe import ids_of
 from .tokenizer_json import SPACE, piece_text, word_text
@@ -36,13 +37,14 @@ class GGUFEncoderTokenizer(BaseTokenizer):
         special = {**vocab.special_tokens, **_ids_by_text(vocab, first, last)}
         common = {"bos_id": first, "eos_id": last, "special_tokens": special, "strips_leading_space": True}
         super().__init__(**vocab.common(adds_bos=True) | common)
-        self._is_word_piece = kind == WORD_PIECE
+        self._is_word_piece, self._where = kind == WORD_PIECE, vocab.where
         self._pieces = _word_pieces(vocab) if self._is_word_piece else vocab.tokens
         with library(vocab.where):
             self._library = _word_piece(vocab, self._pieces) if self._is_word_piece else _unigram(vocab)
 
     def _encode_run(self, text: str, first: bool) -> list[int]:
-        return ids_of(self._library, text)
+        with library(self._where):
+            return ids_of(self._library, text)
 
     def _piece_bytes(self, token_id: int) -> bytes:
         text = word_text if self._is_word_piece else piece_text
@@ -102,6 +104,8 @@ def _unigram(vocab: "GGUFVocab") -> Any:
     found = Tokenizer(models.Unigram(list(zip(pieces, scores, strict=True)), unknown, False))
     map_bytes = vocab.file.metadata.get(CHARS_MAP)
     if isinstance(map_bytes, np.ndarray) and map_bytes.itemsize == 1 and map_bytes.size:
+        if fault := fault_of_map(map_bytes.tobytes()):
+            raise CorruptFile(f"{vocab.where}: the table {CHARS_MAP} is damaged: {fault}.")
         found.normalizer = normalizers.Precompiled(map_bytes.tobytes())
     steps = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(SPACE, "always")]
     found.pre_tokenizer = pre_tokenizers.Sequence(steps)
