@@ -229,6 +229,7 @@ class Client:
 
         try:
             settings_file.save("theme", name)
+            self.unsaved = ""
         except RuvmlxError as error:  # the app draws on the terminal now, so `attach` shows the line
             self.unsaved = error_line(error)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ruvmlx.backends.sharded.place import all_are_here, ranks
+from ruvmlx.backends.sharded.place import BACKEND, all_are_here, ranks
 from ruvmlx.errors import UsageError
 
 from .number_types import WholeNumber
@@ -153,7 +153,9 @@ def _launch_words() -> list[str]:
     if ranks() == 1:
         return []
     hosts = ",".join(f"HOST{rank}" for rank in range(ranks()))
-    return ["launch", *(["-n", str(ranks())] if all_are_here() else ["--hosts", hosts]), "--"]
+    backend = os.environ.get(BACKEND, "ring")
+    where = ["-n", str(ranks())] if all_are_here() else ["--hosts", hosts]
+    return ["launch", *([] if backend == "ring" else ["--backend", backend]), *where, "--"]
 
 
 def _compare(reports: tuple[str, ...], as_json: bool) -> None:

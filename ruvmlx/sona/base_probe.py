@@ -96,13 +96,14 @@ def probe_under(
 def complete_probe(frozen: KLProbe, new: KLProbe, backend: Backend, pause: Pause | None = None) -> None:
     """Compute the probabilities of the KL probe `new` under the base LoRA that the backend has now. frozen:
     the frozen model's KL probe. `pause` can raise an exception to stop; then `new` is unchanged."""
-    _compare(frozen, new, backend, pause or (lambda: None))
-    new.answered_contexts = frozen.answered_contexts
+    probabilities, ratios = _compare(frozen, new, backend, pause or (lambda: None))
+    new.packed_probs, new.answered_contexts = probabilities, frozen.answered_contexts
     new.probabilities  # noqa: B018 - computed now, while this base is installed
+    new.packed_ratio = ratios  # the last one, because it marks a complete probe
 
 
-def _compare(frozen: KLProbe, new: KLProbe, backend: Backend, pause: Pause) -> None:
-    """Set `packed_probs` and `packed_ratio` of the KL probe `new`."""
+def _compare(frozen: KLProbe, new: KLProbe, backend: Backend, pause: Pause) -> tuple[np.ndarray, np.ndarray]:
+    """Return `packed_probs` and `packed_ratio` of the KL probe `new`."""
     base, probabilities, ratios = backend.lora, [], []
     try:
         for i in range(0, len(new.contexts), ROWS):
@@ -119,5 +120,4 @@ def _compare(frozen: KLProbe, new: KLProbe, backend: Backend, pause: Pause) -> N
     finally:
         backend.set_lora(base)
     pause()
-    new.packed_probs = np.ascontiguousarray(np.concatenate(probabilities))
-    new.packed_ratio = np.ascontiguousarray(np.concatenate(ratios))
+    return np.ascontiguousarray(np.concatenate(probabilities)), np.ascontiguousarray(np.concatenate(ratios))

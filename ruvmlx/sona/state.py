@@ -120,10 +120,10 @@ class ProbedBase:
     @property
     def is_complete(self) -> bool:
         """False if the probe lacks its probabilities (`without_probabilities`)."""
-        return self.lora is None or self.probe.packed_ratio is not None
+        return self.probe.packed_ratio is not None
 
     def without_probabilities(self) -> "ProbedBase":
-        """Return the base LoRA with a small KL probe, which lacks its probabilities. The probabilities take
-        most of the memory of a KL probe. `complete_probe` computes them again in a tenth of the time of a
-        whole measurement."""
+        """Return the base LoRA with a small KL probe, without the arrays that take most of a probe's memory:
+        `packed_probs`, `packed_ratio` and `probabilities`. `complete_probe` computes these arrays again in a
+        tenth of the time of a whole measurement."""
         return replace(self, probe=replace(self.probe, packed_ratio=None))

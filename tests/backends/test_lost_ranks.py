@@ -1,6 +1,7 @@
 """A lost rank ends the others with one line, soon, and leaves the store whole; a wrong rank is refused."""
 
 import contextlib
+import queue
 import signal
 import socket
 import sqlite3
@@ -81,6 +82,22 @@ def test_a_signal_in_a_step_keeps_its_exit_code():
         raise SystemExit(143)
     with pytest.raises(peers.PeerLost, match="out of step"):
         links.check()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_failed_step_ends_a_server(monkeypatch, ends):
+    """Otherwise the server answers each later request with an error. A chat shows the error of each reply."""
+    lines, links = queue.Queue(), peers.PeerLinks()
+    monkeypatch.setattr(peers, "GRACE", 0.01)
+    monkeypatch.setattr(peers, "end_process", lines.put)
+    links.ends_when_idle = ends
+    with pytest.raises(peers.PeerLost, match="out of step: out of memory"), links.step():
+        raise RuntimeError("out of memory")
+    if ends:
+        assert "out of step: out of memory" in lines.get(timeout=WAIT)
+    else:
+        time.sleep(0.1)
+        assert lines.empty()
 
 
 def check_store() -> None:

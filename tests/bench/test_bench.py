@@ -58,13 +58,19 @@ def test_a_report_names_the_command_that_made_it(run, tmp_path, tiny_folder, mon
 
 
 @pytest.mark.parametrize(
-    "leader, words", [("127.0.0.1:2000", "-n 2"), ("10.0.0.1:2000", "--hosts HOST0,HOST1")]
+    "leader, backend, words",
+    [
+        ("127.0.0.1:2000", "ring", "-n 2"),
+        ("10.0.0.1:2000", "ring", "--hosts HOST0,HOST1"),
+        ("10.0.0.1:2000", "mpi", "--backend mpi --hosts HOST0,HOST1"),
+    ],
 )
-def test_a_report_names_the_launch(run, tmp_path, tiny_folder, monkeypatch, leader, words):  # noqa: F811
+def test_a_report_names_the_launch(run, tmp_path, tiny_folder, monkeypatch, leader, backend, words):  # noqa: F811
     """The figures are those of a divided model. The report has no address."""
     monkeypatch.setattr(suites, "run", lambda *_: REPORT)
     monkeypatch.setenv(place.RANKS, "2")
     monkeypatch.setenv(place.LEADER, leader)
+    monkeypatch.setenv(place.BACKEND, backend)
     file = tmp_path / "r.md"
     assert run("bench", "model", "--model", str(tiny_folder), "--report", str(file))[0] == 0
     made = f"`ruvmlx launch {words} -- bench model --model {tiny_folder.name} --report r.md`"

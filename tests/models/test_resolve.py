@@ -52,9 +52,19 @@ def test_a_name_that_is_no_path_here_is_no_model(name, monkeypatch):
         find_model(name)
 
 
+def test_a_link_to_a_pipe_is_not_called_dangling(tmp_path, empty_cache, monkeypatch):
+    """The target is there, but it is no file of a model."""
+    monkeypatch.setattr("ruvmlx.models.find.local.starter_path", lambda: None)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "m.gguf").symlink_to(tmp_path / "pipe")
+    with pytest.raises(RuvmlxError) as found:
+        find_model(str(tmp_path / "m.gguf"))
+    assert "which is not there" not in str(found.value)
+
+
 @pytest.mark.parametrize("name", ["m.gguf", "owner/name"])
 def test_a_link_that_leads_nowhere_is_told(tmp_path, monkeypatch, name):
-    """Not taken for a repository."""
+    """The program does not take the link for the name of a repository."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "owner").mkdir()
     (tmp_path / name).symlink_to("gone.gguf")

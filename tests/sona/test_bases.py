@@ -7,6 +7,7 @@ from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.lora.base_lora import MODULES, BaseLoRA
 from ruvmlx.sampling import log_softmax
 from ruvmlx.sona import instant, reference_text
+from ruvmlx.sona.kl_probe import KLProbe
 from ruvmlx.sona.reference_text import read
 from ruvmlx.store import HeadMoved
 from tests.backends.test_lora import random_base
@@ -144,6 +145,10 @@ def test_undo_rollback_and_restart_bring_back_micro_and_base(open_tiny):
             assert runtime.learner.history.version() == version and learned_state(runtime) == states[version]
 
 
+def fail(_probe):
+    raise MemoryError
+
+
 def test_only_the_base_in_use_has_a_whole_kl_probe_in_memory(open_tiny, monkeypatch):
     """After an undo to the base before, the model does not read the reference text again."""
     with open_tiny() as runtime:
@@ -159,6 +164,10 @@ def test_only_the_base_in_use_has_a_whole_kl_probe_in_memory(open_tiny, monkeypa
         for version, distance in ((2, distances[0]), (3, distances[1])):
             runtime.rollback(version)
             runtime.learner.sync()
+            with monkeypatch.context() as no_memory:
+                no_memory.setattr(KLProbe, "answered_contexts", property(fail))
+                with pytest.raises(MemoryError):
+                    active.measure()
             assert not active.is_measured
             active.measure()
             assert active.is_measured and active.probe.distance(active.state.micro) == distance

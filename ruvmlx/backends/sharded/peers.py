@@ -138,8 +138,9 @@ def _reason(error: Exception) -> str:
 class PeerLinks:
     """The links of this process. Only one thread at a time sends messages with `tell` and `ask`."""
 
-    # True: the loss of a rank ends this process also between two steps. A server would else answer each later
-    # request with an error, and no other program would start it again.
+    # True: the loss of a rank ends this process also between two steps, and so does a step after which the
+    # ranks are out of step. Otherwise a server answers each later request with an error, and no other program
+    # starts the server again.
     ends_when_idle = False
 
     def __init__(self) -> None:
@@ -173,7 +174,10 @@ class PeerLinks:
         for link in self.links:
             link.check()
         if self.broken:
-            raise PeerLost(f"the machines are out of step: {self.broken}. Start `ruvmlx launch` again.")
+            raise PeerLost(self._broken_line())
+
+    def _broken_line(self) -> str:
+        return f"the machines are out of step: {self.broken}. Start `ruvmlx launch` again."
 
     def close(self) -> None:
         for link in self.links:
@@ -225,18 +229,24 @@ class PeerLinks:
             self._first_loss.wait(BEAT)  # the reading thread knows the lost rank by name
         if not any(link.lost for link in self.links):
             self.broken = " ".join(str(error).split())[:120] or type(error).__name__
+            if self.ends_when_idle and isinstance(error, Exception):  # else a signal ends this process
+                self._end_soon(self._broken_line())
         for link in self.links:
             link.close(goodbye=False)
 
     def _note_loss(self, link: PeerLink) -> None:
         self._first_loss.set()
         if self._working or self.ends_when_idle:
-            threading.Thread(target=self._end_in_time, args=(link,), daemon=True).start()
+            self._end_soon(link.line)
 
-    def _end_in_time(self, link: PeerLink) -> None:
+    def _end_soon(self, line: str) -> None:
+        """End this process after GRACE seconds, in which a command can end in order."""
+        threading.Thread(target=self._end_in_time, args=(line,), daemon=True).start()
+
+    def _end_in_time(self, line: str) -> None:
         time.sleep(GRACE)
         if self._working or self.ends_when_idle:
-            end_process(link.line)
+            end_process(line)
 
 
 def last_line_file() -> Path | None:

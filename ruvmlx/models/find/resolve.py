@@ -65,7 +65,7 @@ def find_local_model(name: str) -> ModelFiles | None:
         return _folder(path)
     if os.path.isfile(path):
         return _file(path)
-    if os.path.islink(path):
+    if os.path.islink(path) and not os.path.exists(path):
         raise ModelNotFound(
             f"{name!r} is a link to {os.readlink(path)!r}, which is not there; {NAME_ANOTHER}."
         )
