@@ -261,8 +261,9 @@ def _machine(bench: Any) -> str:
 def _drawn_report(file: Path, report: Path) -> None:
     from ..prove import drawn_report, suite
 
-    found = suite.some_results(file, of="user")
-    _write_report(report, partial(drawn_report.markdown, found), drawn_report.picture(found))
+    with suite.report_on(file):
+        found = suite.some_results(file, of="user")
+        _write_report(report, partial(drawn_report.markdown, found), drawn_report.picture(found))
 
 
 def _write_report(report: Path, markdown: Callable[[str], str], drawing: str) -> None:
@@ -287,8 +288,9 @@ def _suite(flags: dict[str, Any]) -> None:
         suite.run(bench, _setting(flags), flags["seeds"], flags["user"], _given_learn(flags), results, log)
         return
     command = f"ruvmlx prove --suite {results.name} --seeds {flags['seeds']}"
-    markdown = partial(suite.markdown, results, command)
-    _write_report(Path(flags["report"]), markdown, suite.picture(results))
+    with suite.report_on(results):
+        markdown = partial(suite.markdown, results, command)
+        _write_report(Path(flags["report"]), markdown, suite.picture(results))
 
 
 def _given_learn(flags: dict[str, Any]) -> str | None:

@@ -11,7 +11,8 @@ import datetime
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -147,20 +148,9 @@ def append(path: Path, result: dict[str, Any]) -> None:
         f.write("\n" + json.dumps(result) + "\n")  # the first "\n" ends an incomplete line of a killed run
 
 
-# a field that only results of one kind have -> the other fields that all results of this kind have
-_FIELDS = {
-    "key": ("seed", "reach"),
-    "user": (
-        "family", "rater", "kind", "taste", "learn", "best_of", "seed", "seconds", "reach", "setting",
-        "machine",
-    ),
-}  # fmt: skip
-
-
 def results(path: Path, of: str = "key") -> list[dict[str, Any]]:
-    """Return the results in the file, without incomplete lines of killed runs. of: a key of _FIELDS; results
-    without this field are left out. Raise UsageError if the file cannot be read, or if a result has no field
-    that the results of its kind have."""
+    """Return the results in the file, without incomplete lines of killed runs. of: the field that marks one
+    kind of results; results without this field are left out. Raise UsageError if the file cannot be read."""
     if not path.exists():
         return []
     found = []
@@ -168,20 +158,25 @@ def results(path: Path, of: str = "key") -> list[dict[str, Any]]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise unreadable(str(path), error) from error
-    for number, line in enumerate(lines, 1):
+    for line in lines:
         try:
             result = json.loads(line)
         except ValueError:
             continue
-        if not (isinstance(result, dict) and "checkpoints" in result and of in result):
-            continue
-        if missing := [name for name in _FIELDS[of] if name not in result]:
-            raise UsageError(
-                f"{path} line {number}: the result has no field {missing[0]!r}. Remove the line, or name "
-                "another file."
-            )
-        found.append(result)
+        if isinstance(result, dict) and "checkpoints" in result and of in result:
+            found.append(result)
     return found
+
+
+@contextmanager
+def report_on(path: Path) -> Iterator[None]:
+    """In the `with` block, the caller makes a report on the results in the file. Turn the errors of a damaged
+    result into UsageError."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        what = f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
+        raise UsageError(f"{path}: a result is damaged: {what}. Name another file.") from error
 
 
 def some_results(path: Path, of: str = "key") -> list[dict[str, Any]]:

@@ -90,20 +90,22 @@ def test_another_file_is_refused_in_one_line(content, said, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "drawn, result, missing",
+    "drawn, result, said",
     [
-        (["--drawn", "1"], {"user": 0, "seed": 0, "checkpoints": []}, "family"),
-        ([], {"key": "brevity, instant", "reach": True, "checkpoints": []}, "seed"),
+        (["--drawn", "1"], {"user": 0, "seed": 0, "checkpoints": []}, "the field 'family' is missing"),
+        (["--drawn", "1"], {"user": 0, "seed": 0, "setting": {}, "checkpoints": [{}]}, "the field '"),
+        ([], {"key": "brevity, instant", "reach": True, "checkpoints": [{}]}, "the field 'seed' is missing"),
+        ([], {"key": "brevity, instant", "seed": 0, "reach": 1, "checkpoints": [{"ratings": 3}]}, "missing"),
+        ([], {"key": "brevity, instant", "seed": 0, "reach": 1, "checkpoints": 3}, "not iterable"),
     ],
-    ids=["drawn", "suite"],
 )
-def test_a_result_without_a_field_is_refused_in_one_line(drawn, result, missing, tmp_path):
+def test_a_damaged_result_is_refused_in_one_line(drawn, result, said, tmp_path):
     """The user can have written it by hand."""
     path = tmp_path / "results.jsonl"
     path.write_text(f"\n{json.dumps(result)}\n")
     done = CliRunner().invoke(prove, [*drawn, "--suite", str(path), "--report", str(tmp_path / "R.md")])
-    assert isinstance(done.exception, UsageError)
-    assert f"results.jsonl line 2: the result has no field '{missing}'" in str(done.exception)
+    assert isinstance(done.exception, UsageError) and "\n" not in str(done.exception)
+    assert f"{path}: a result is damaged" in str(done.exception) and said in str(done.exception)
 
 
 def test_every_cell_has_its_own_name():
